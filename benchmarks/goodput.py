@@ -31,17 +31,16 @@ sys.path.append(str(Path(__file__).parents[1]))  # the simulation lives with the
 
 from tests.simulation import hosts, programs
 from tests.simulation.cloud import SimulatedCloud, Weather
-from tests.simulation.hosts import OnHost
+from tests.simulation.environment import Environment, RandomStreams, Stream
+from tests.simulation.hosts import HostRun
 from tests.simulation.loop import SimulatedLoop
-from tests.simulation.nature import Nature
 from tests.simulation.programs import Plan
-from tests.simulation.runs import each, settle
-from tests.simulation.server import Server, nothing_real
-from tests.simulation.streams import Stream, Streams
+from tests.simulation.runs import fix_hash_seed, run_all
+from tests.simulation.server import Server, isolate
 
 from drumline.chips import price
 from drumline.cloud.protocol import CloudError, PlacementRequest
-from drumline.observed.placements import ListedPlacement, PlacementState
+from drumline.observed import ListedPlacement, PlacementState
 
 HOUR, DAY = 3600.0, 86400.0
 ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
@@ -80,15 +79,15 @@ CLIMATES = (
 )
 
 
-def trace(dice: Stream, up: float, hours: float) -> Iterator[tuple[bool, float]]:
+def trace(stream: Stream, up: float, hours: float) -> Iterator[tuple[bool, float]]:
     """For ever: whether the zone has capacity, and for how many seconds."""
     spread = 1.0
     usual_up = hours * HOUR * math.exp(spread**2 / 2)
     usual_down = usual_up * (1 - up) / up
-    now_up = dice.chance(up)
+    now_up = stream.chance(up)
     while True:
         mean = usual_up if now_up else usual_down
-        yield now_up, mean * dice.lognormvariate(-(spread**2) / 2, spread)
+        yield now_up, mean * stream.lognormvariate(-(spread**2) / 2, spread)
         now_up = not now_up
 
 
@@ -97,28 +96,28 @@ class World:
 
     def __init__(self, seed: int, climate: Climate, home: Path) -> None:
         """Nothing runs yet."""
-        streams = Streams(seed)
+        streams = RandomStreams(seed)
         self.loop = SimulatedLoop(streams["order"])
         asyncio.set_event_loop(self.loop)
-        self.nature = Nature(self.loop, streams)
-        self.cloud = SimulatedCloud(self.nature, ZONES, 0)
+        self.environment = Environment(self.loop, streams)
+        self.cloud = SimulatedCloud(self.environment, ZONES, 0)
         self.cloud.weather = Weather(failing=0.002)
-        self.server = Server(self.nature, self.cloud, home, SETTINGS)
+        self.server = Server(self.environment, self.cloud, home, SETTINGS)
         places = list(range(3))
         streams["zones"].shuffle(places)
         self.zones = ZONES  # in this order a user wrote them down, not knowing which is best
         for zone, place in zip(ZONES, places, strict=True):
             weather = trace(streams[f"trace {zone}"], climate.up[place], climate.hours[place])
-            self.nature.spawn(self._weather(zone, weather))
-        self.nature.spawn(self.cloud.live())
+            self.environment.spawn(self._weather(zone, weather))
+        self.environment.spawn(self.cloud.live())
 
     async def _weather(self, zone: str, times: Iterator[tuple[bool, float]]) -> None:
-        dice = self.nature.streams[f"notice {zone}"]
+        stream = self.environment.streams[f"notice {zone}"]
         for up, seconds in times:
             self.cloud.fleet.limits.capacity[zone] = {"v5e": CHIPS * len(JOBS) if up else 0}
             if not up:
                 for node in self.cloud.ready_nodes(zone):
-                    self.cloud.preempt(node, dice.choice((0.0, 30.0)))
+                    self.cloud.preempt(node, stream.choice((0.0, 30.0)))
             self.cloud.stir()
             await asyncio.sleep(seconds)
 
@@ -151,7 +150,7 @@ class World:
 
     async def ready(self, name: str, zone: str, until: float = math.inf) -> bool:
         """Whether it is ready by that time."""
-        while self.nature.now() < until:
+        while self.environment.now() < until:
             found = await self.seen(name, zone)
             if found is None or found.state is PlacementState.LOST:
                 return False
@@ -166,7 +165,7 @@ class World:
         nodes = [n for n in self.cloud.ready_nodes(zone) if n.spec.name.endswith(f"/{name}")]
         hosts = [host for node in nodes for host in self.cloud.hosts_of(node)]
         for rank, host in enumerate(hosts):
-            kept = OnHost(host, job, job, attempt, rank, len(hosts))
+            kept = HostRun(host, job, job, attempt, rank, len(hosts))
             host.attempts[job] = kept
             host._start(kept, {"coordinator": ""})
         while (
@@ -197,7 +196,7 @@ async def zone_by_zone(world: World, job: str) -> None:
             attempt += 1
             name = f"dl-{job}-{attempt}"
             await world.ask(name, zone)
-            if await world.ready(name, zone, world.nature.now() + TRY):
+            if await world.ready(name, zone, world.environment.now() + TRY):
                 await world.use(job, attempt, name, zone)
                 break
             await world.release(name, zone)
@@ -272,35 +271,35 @@ def measure(case: tuple[int, str, int, float]) -> Figures:
     at_full_pace()
     home = Path(tempfile.mkdtemp(prefix="drumline-goodput-"))
     world = World(seed, CLIMATES[climate], home)
-    nature = world.nature
+    environment = world.environment
     for job in JOBS:
-        nature.plans[job] = PROGRAM
-    begin = nature.now()
+        environment.plans[job] = PROGRAM
+    begin = environment.now()
 
     async def live() -> None:
         for job in JOBS:
-            nature.spawn(POLICIES[policy](world, job))
+            environment.spawn(POLICIES[policy](world, job))
         await asyncio.sleep(days * DAY)
 
     try:
-        with nothing_real(nature, world.server):
+        with isolate(environment, world.server):
             world.loop.run_until_complete(live())
             world.server.kill()
     except RuntimeError:
-        if not nature.broken:  # otherwise the loop was stopped for that
+        if not environment.broken:  # otherwise the loop was stopped for that
             raise
     finally:
         shutil.rmtree(home)
-    if nature.broken:
-        raise RuntimeError(nature.broken[0])
-    saved = [nature.buckets[job].useful_seconds for job in JOBS if job in nature.buckets]
+    if environment.broken:
+        raise RuntimeError(environment.broken[0])
+    saved = [environment.buckets[job].useful_seconds for job in JOBS if job in environment.buckets]
     paid, dollars = 0.0, 0.0
     for bill in world.cloud.bills:
         spent = bill.seconds(begin + days * DAY) / HOUR
         rate = price(bill.node.spec.slice, bill.node.spec.zone, "spot")
         paid += spent
         dollars += spent * CHIPS * (rate.per_chip_hour if rate else math.nan)
-    return Figures(climate, policy, sum(saved) / HOUR, paid, dollars, len(nature.taken))
+    return Figures(climate, policy, sum(saved) / HOUR, paid, dollars, len(environment.taken))
 
 
 def main() -> None:
@@ -310,14 +309,14 @@ def main() -> None:
     options.add_argument("--worlds", type=int, default=4)
     options.add_argument("--workers", type=int, default=2)
     asked = options.parse_args()
-    settle()
+    fix_hash_seed()
     cases = [
         (climate, policy, seed, asked.days)
         for climate in range(len(CLIMATES))
         for policy in POLICIES
         for seed in range(1, asked.worlds + 1)
     ]
-    found = [figures for _, figures in each(measure, cases, asked.workers)]
+    found = [figures for _, figures in run_all(measure, cases, asked.workers)]
     days = asked.worlds * asked.days * len(JOBS)
     for number, climate in enumerate(CLIMATES):
         size = f"{asked.worlds} worlds of {asked.days:g} days, {len(JOBS)} jobs on {KIND} each"

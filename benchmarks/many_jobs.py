@@ -24,9 +24,9 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from drumline.cloud.emulator import launch
-from drumline.jobs.caller import SERVER_COMMAND
 from drumline.jobs.client import Client
-from drumline.jobs.core.state import Allowance, Choice, Job, Status
+from drumline.jobs.connection import SERVER_COMMAND
+from drumline.jobs.core.state import Allowance, Candidate, Job, Status
 from drumline.jobs.spec import validate
 from drumline.jobs.store.records import Store
 from processes import cpu_seconds, median_seconds, memory_mb
@@ -51,7 +51,7 @@ def write_history(home: Path) -> None:
     spec = validate(
         {"accelerator": [ACCELERATOR], "zones": ZONES, "workdir": None, "run": "python train.py"}
     ).model_dump(mode="json") | {"archive": None}
-    choices = tuple(Choice(ACCELERATOR, zone) for zone in ZONES)
+    choices = tuple(Candidate(ACCELERATOR, zone) for zone in ZONES)
     jobs, now = TypeAdapter(Job), time.time()
     db = sqlite3.connect(home / "jobs.db")
     for number in range(1, FINISHED + WAITING + 1):

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.cloud.emulator import launch
-from drumline.jobs import caller
+from drumline.jobs import connection
 from drumline.jobs.client import Client
 
 STEPS = 300
@@ -87,7 +87,7 @@ class Storm:
             faults.append((0.7, self.fill_disk))
         weights = [weight for weight, _ in faults]
         ((_, fault),) = self._chance.choices(faults, weights)
-        with contextlib.suppress(launch.EmulatorError, caller.NoServer, OSError):
+        with contextlib.suppress(launch.EmulatorError, connection.NoServer, OSError):
             fault(jobs)
 
     @property
@@ -213,7 +213,7 @@ def main() -> int:
         (code / "count.py").write_text(PROGRAM)
         clock.write_text("0")
         server.write_text(SERVER)
-        caller.SERVER_COMMAND = (sys.executable, str(server), str(clock))
+        connection.SERVER_COMMAND = (sys.executable, str(server), str(clock))
         launch.ensure_running(home / "emulator")
         storm = Storm(home, clock, chance)
         client = storm.client

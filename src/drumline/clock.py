@@ -1,8 +1,8 @@
-"""The time by which the server orders what it sees and does.
+"""The clock that orders the observations and actions of a server.
 
-The wall clock steps: somebody sets it, a laptop wakes, a virtual machine is moved. A look that
-seems older than the request it was made for, or a release that seems to lie in the future, costs
-slices. So order and duration come from here, and the wall clock is only for showing.
+The wall clock can jump: somebody sets it, a laptop wakes up, a virtual machine migrates. A poll
+that seems older than the request it follows, or a release that seems to lie in the future, would
+cost slices. So order and durations come from this clock, and the wall clock is only displayed.
 """
 
 import time
@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 
 class SteadyClock:
-    """Seconds that never go back: the wall time at the start of the server, and what passed since.
+    """A clock in seconds that never goes back: the wall time at its start plus the time since.
 
-    As it begins with the wall time, what a server wrote down means about the same to the next one.
-    Where the wall was set back in between, times of the last server can lie in the future;
-    `lifecycle.clamped` mends those.
+    It starts with the wall time, so that times saved by one server are meaningful to the next. If
+    the wall clock was set back in between, saved times can lie in the future; `clamp_times` in
+    `jobs.core.lifecycle` corrects those.
     """
 
     def __init__(
@@ -22,10 +22,10 @@ class SteadyClock:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin now."""
+        """Start the clock now."""
         self._monotonic = monotonic
         self._offset = wall() - monotonic()
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the time."""
         return self._monotonic() + self._offset

@@ -18,7 +18,7 @@ class HostError(Exception):
     """A host cannot be reached, or its agent does not work."""
 
 
-class StorageError(HostError, OSError):
+class CheckpointError(HostError, OSError):
     """A checkpoint folder can no longer be written. The training command exits with 1."""
 
 

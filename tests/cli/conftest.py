@@ -13,7 +13,7 @@ import pytest
 
 from drumline import __version__
 from drumline.cli import main
-from drumline.jobs.caller import VERSION
+from drumline.jobs.connection import VERSION_HEADER
 
 
 class FakeServer:
@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header(VERSION, self.fake.version)
+        self.send_header(VERSION_HEADER, self.fake.version)
         self.end_headers()
         self.wfile.write(content)
 

@@ -9,7 +9,7 @@ import pytest
 from drumline.cli.rendering.text import display_width
 from drumline.cli.rendering.views import list_lines
 from drumline.jobs.server.views import unreadable
-from drumline.jobs.store.records import SetAside
+from drumline.jobs.store.records import UnreadableJob
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]
@@ -73,7 +73,7 @@ def test_list_passes_on_its_filters(server: Any, drumline: Run) -> None:
 
 
 def test_an_unreadable_job_is_listed(a_job: Make) -> None:
-    aside = SetAside("000007", "lab", "bad", "choices: field required")
+    aside = UnreadableJob("000007", "lab", "bad", "choices: field required")
     line = list_lines([a_job(), unreadable(aside)])[2]
     assert line.split()[:3] == ["000007", "lab", "bad"]
     assert "UNREADABLE" in line

@@ -170,7 +170,7 @@ def test_exec_reports_a_lost_host(server: Any, drumline: Run, capsys: Printed) -
 def test_exec_reports_a_lost_server(server: Any, drumline: Run, capsys: Printed) -> None:
     server.answers["POST /jobs/000004/exec"] = b'{"hosts": [0]}\n'
     assert drumline("exec", "4", "--", "ls") == 2
-    assert capsys.readouterr().err == "the server went away before the command had ended\n"
+    assert capsys.readouterr().err == "the server exited before the end of the command\n"
 
 
 def test_exec_as_json(server: Any, drumline: Run, capsys: Printed) -> None:

@@ -65,7 +65,9 @@ def test_a_call_to_an_exiting_server_is_sent_to_the_next(
     answers = [(503, {"error": "leaving"}), (200, {"job": {}, "text": "done"})]
     server.answers["POST /jobs/000004/cancel"] = lambda *_: answers.pop(0)
     started: list[bool] = []
-    monkeypatch.setattr("drumline.jobs.caller.Caller.start", lambda _: started.append(True))
+    monkeypatch.setattr(
+        "drumline.jobs.connection.ServerConnection.start", lambda _: started.append(True)
+    )
     assert drumline("cancel", "4") == 0
     assert capsys.readouterr().out == "done\n"
     assert started == [True]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from drumline.jobs.controller.progress import LogReader
+from drumline.jobs.controller.heartbeats import LogReader
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -43,7 +43,7 @@ def told(job: str, log: str, folder: Path) -> list[dict[str, Any]]:
     """What the job manager reads from a log."""
     pattern = yaml.safe_load((EXAMPLES / f"{job}.yaml").read_text())["progress"]
     (folder / "host-0.log").write_text(log)
-    return LogReader(folder, pattern).news()
+    return LogReader(folder, pattern).read_new()
 
 
 def test_maxtext_tells_step_loss_and_speed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The configs and the quickstart run, their docstrings say how, and the job files are good."""
+"""The configs and the quickstart run as their docstrings say, and the job files are valid."""
 
 # mypy: allow-untyped-calls
 
@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAINED = ("digits", "vit_digits", "lm_tiny", "lm_moe")
 LARGE = {"vit_b16": 86_567_656, "llama_350m": 373_867_520, "llama_1b3": 1_345_423_360}
 JOBS = sorted(path.name for path in EXAMPLES.glob("*.yaml"))
-ON_A_DESK = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_flags(1)}
+ON_CPU = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_flags(1)}
 
 
 def docstring(name: str) -> str:
@@ -36,61 +36,62 @@ def docstring(name: str) -> str:
 
 
 def python(*words: str, **environment: str) -> str:
-    """What a Python program prints that ends well."""
-    ran = subprocess.run(
+    """Run Python and return its output. It must succeed."""
+    process = subprocess.run(
         [sys.executable, *words],
-        env={**os.environ, **ON_A_DESK, **environment},
+        env={**os.environ, **ON_CPU, **environment},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def figures(text: str) -> dict[str, float]:
-    """`eval accuracy 0.98  eval loss 0.05` by name."""
+    """Parse `eval accuracy 0.98  eval loss 0.05`."""
     return {name: float(value) for name, value in re.findall(r"(\w[a-z ]*\w) ([\d.]+)", text)}
 
 
 @pytest.mark.long
-def test_the_quickstart_trains_twice_and_tells_the_result_that_digits_states(
+def test_the_quickstart_trains_twice_and_reports_the_result_of_digits(
     tmp_path: Path,
 ) -> None:
-    heartbeat = tmp_path / "heartbeat.json"
+    heartbeat_file = tmp_path / "heartbeat.json"
     log = python(
         str(EXAMPLES / "quickstart.py"),
         DRUMLINE_CHECKPOINT=str(tmp_path / "run"),
-        DRUMLINE_HEARTBEAT=str(heartbeat),
+        DRUMLINE_HEARTBEAT=str(heartbeat_file),
         DRUMLINE_ATTEMPT="1",
     )
     stated = figures(docstring("digits"))
-    told = json.loads(heartbeat.read_text())
-    accuracy, same = told["result"].splitlines()
-    assert same == "parameters identical to an undisturbed run: yes"
+    heartbeat = json.loads(heartbeat_file.read_text())
+    accuracy, verdict = heartbeat["result"].splitlines()
+    assert verdict == "parameters identical to an undisturbed run: yes"
     assert figures(accuracy)["test accuracy"] == pytest.approx(100 * stated["eval accuracy"], abs=1)
-    assert told["step"] == stated["step"]
+    assert heartbeat["step"] == stated["step"]
     last = figures(log.rpartition("/200  ")[2].splitlines()[0])
     assert last["eval loss"] == pytest.approx(stated["eval loss"], rel=0.05)
 
 
 @pytest.mark.long
 def test_every_other_config_runs() -> None:
-    # In one process: starting JAX takes as long as any of them.
-    words = [[str(EXAMPLES / f"{name}.py"), "--set", "steps=2"] for name in TRAINED[1:]]
+    # Use one process, because starting JAX takes as long as a config.
+    arguments = [[str(EXAMPLES / f"{name}.py"), "--set", "steps=2"] for name in TRAINED[1:]]
     log = python(
         "-c",
-        f"import sys; from drumline.train.__main__ import main;sys.exit(max(map(main, {words!r})))",
+        f"import sys; from drumline.train.__main__ import main;"
+        f"sys.exit(max(map(main, {arguments!r})))",
     )
-    assert re.findall(r"^done: step (\d+)  loss \d", log, re.MULTILINE) == ["2"] * len(words)
+    assert re.findall(r"^done: step (\d+)  loss \d", log, re.MULTILINE) == ["2"] * len(arguments)
 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_model_has_the_stated_size_and_fits_eight_devices(name: str) -> None:
     config = load_config(str(EXAMPLES / f"{name}.py"))
-    divided = ["model=4"] if "model" in config.types else []
-    recipe = config.make_recipe(["batch=8", *divided])
+    settings = ["model=4"] if "model" in config.types else []
+    recipe = config.make_recipe(["batch=8", *settings])
     mesh = make_mesh(recipe.mesh)
     assert mesh.size == jax.device_count() == 8
     with jax.set_mesh(mesh):
@@ -98,19 +99,19 @@ def test_a_large_model_has_the_stated_size_and_fits_eight_devices(name: str) -> 
     sizes = [leaf.shape for leaf in jax.tree.leaves(state.params)]
     assert sum(map(prod, sizes)) == LARGE[name]
     on_one = [leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(state.params)]
-    # All but norms and biases is divided by eight.
+    # All parameters but norms and biases are sharded over eight devices.
     assert sum(map(prod, on_one)) < 1.03 * LARGE[name] / 8
 
 
 @pytest.mark.parametrize("name", [*TRAINED, *LARGE])
-def test_the_docstring_has_a_command_that_the_config_takes_and_its_result(name: str) -> None:
+def test_the_docstring_has_a_valid_command_and_its_result(name: str) -> None:
     config = load_config(str(EXAMPLES / f"{name}.py"))
     command, *_ = re.findall(r"^    (python .*)$", docstring(name), re.MULTILINE)
-    start, words = command.split(" ", 3)[:3], shlex.split(command)[3:]
+    start, arguments = command.split(" ", 3)[:3], shlex.split(command)[3:]
     assert start == ["python", "-m", "drumline.train"]
-    given = make_parser().parse_args(words)
-    assert given.config == f"examples/{name}.py"
-    assert {word.partition("=")[0] for word in given.set} <= set(config.types)
+    options = make_parser().parse_args(arguments)
+    assert options.config == f"examples/{name}.py"
+    assert {assignment.partition("=")[0] for assignment in options.set} <= set(config.types)
     results = re.findall(r"^    done: step \d+  loss \d.*$", docstring(name), re.MULTILINE)
     assert len(results) == (name in TRAINED)
     assert ("Measured on one H200: see docs/training.md." in docstring(name)) == (name in LARGE)
@@ -126,12 +127,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_file_is_one_that_create_takes(world: World, name: str) -> None:
+def test_a_job_file_is_valid(world: World, name: str) -> None:
     plan = world.client.plan(EXAMPLES / name)
     assert plan[0].startswith("would request v")
     assert plan[-1].startswith("would run: ")
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_file_says_how_it_is_created(name: str) -> None:
+def test_a_job_file_has_its_command(name: str) -> None:
     assert f"#   drumline create examples/{name} --follow\n" in (EXAMPLES / name).read_text()

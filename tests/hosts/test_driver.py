@@ -15,7 +15,7 @@ from drumline.hosts.connection import ConnectionLost, KnownHosts
 from drumline.hosts.driver import HostRunner, RunnerResources
 from drumline.hosts.session import HostPhase, StartBarrier, Timing
 from drumline.hosts.values import Address, HostAssignment
-from tests.jobs.pretend import JumpingLoop
+from tests.jobs.fakes import VirtualTimeLoop
 
 from .stand_in import program, until
 
@@ -25,7 +25,7 @@ class SlowToAnswer:
 
     def __init__(self) -> None:
         self.starting = asyncio.Event()
-        self.told = asyncio.Event()
+        self.event_texts = asyncio.Event()
 
     async def install(self) -> None:
         pass
@@ -33,7 +33,7 @@ class SlowToAnswer:
     async def ask(self, _: type[Any], verb: str, *__: str, **___: Any) -> Any:
         if verb == "start":
             self.starting.set()
-            await self.told.wait()
+            await self.event_texts.wait()
             return AttemptStatus(state="running", started_at=1.0)
         known = {"status": AttemptStatus(state="none"), "prepare": PrepareResult(have_code=True)}
         return known.get(verb) or FreePort(port=1234)
@@ -41,7 +41,7 @@ class SlowToAnswer:
     async def watch(self, *_: object) -> AsyncIterator[WatchLine]:
         await self.starting.wait()
         yield WatchLine(status=ENDED)
-        self.told.set()
+        self.event_texts.set()
         await asyncio.Event().wait()
 
 
@@ -142,7 +142,7 @@ async def driven(folder: Path, host: object) -> AsyncIterator[HostRunner]:
 def test_an_end_is_not_undone_by_an_answer_that_comes_late(tmp_path: Path) -> None:
     """A program that is over in no time; its host would read RUNNING for ever."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         host = SlowToAnswer()
         async with driven(tmp_path, host) as driver:
             # It is written down once the answer to `start` has come.
@@ -152,13 +152,13 @@ def test_an_end_is_not_undone_by_an_answer_that_comes_late(tmp_path: Path) -> No
             assert driver.report().phase is HostPhase.EXITED
             assert driver.report().exit_code == 3
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_an_end_is_told_only_once_all_of_the_log_is_here(tmp_path: Path) -> None:
     """Who hears of the end lets go of the slice, and of what was not yet copied from it."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         host = EndedUnseen()
         async with driven(tmp_path, host) as driver:
             await until(lambda: (tmp_path / "started").exists(), "the host has answered")
@@ -168,29 +168,29 @@ def test_an_end_is_told_only_once_all_of_the_log_is_here(tmp_path: Path) -> None
             await until(lambda: driver.report().phase is HostPhase.EXITED, "the end")
             assert (tmp_path / "host-0.log").read_bytes() == b"last words\n"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_host_that_floods_its_log_has_still_told_what_it_does(tmp_path: Path) -> None:
     """Else no verdict would be passed on it: one waits for what every host says of its program."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         host = Floods()
         async with driven(tmp_path, host) as driver:
             await host.read.wait()
             assert driver.report().phase is HostPhase.RUNNING
             assert driver.report().reported_at == 1.0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_program_that_is_lost_is_told_of_as_soon_as_its_host_is_back(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with driven(tmp_path, Rebooted()) as driver:
             await until(lambda: driver.report().phase is HostPhase.MISSING, "it is told of")
             assert driver.report().reported_at == 1.0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_host_that_lets_us_in_and_answers_nothing_is_tried_less_and_less(
@@ -199,13 +199,13 @@ def test_a_host_that_lets_us_in_and_answers_nothing_is_tried_less_and_less(
     connection = NeverAnswers()
     monkeypatch.setattr(driver_module, "Connection", connection)
 
-    async def story() -> None:
+    async def scenario() -> None:
         driver = driver_of(tmp_path)
         driving = asyncio.create_task(driver.run_forever())
         await asyncio.sleep(600)
         driving.cancel()
-        assert driver.report().heard is None, "to be let in is not to be answered"
+        assert driver.report().heard_at is None, "to be let in is not to be answered"
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(story())
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(scenario())
     assert 20 < connection.opened < 200, "every ten seconds by then"

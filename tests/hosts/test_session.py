@@ -186,15 +186,15 @@ def test_a_silent_host_is_not_heard_of_and_nothing_is_guessed(tmp_path: Path) ->
         async with running(slice_, "sleep 60") as session:
             slice_.hosts[1].fall_silent()
             await until(lambda: session.reports()[1].detail != "", "the silence is noticed")
-            heard = [report.heard or 0 for report in session.reports()]
+            heard = [report.heard_at or 0 for report in session.reports()]
             await until(
-                lambda: (session.reports()[0].heard or 0) > heard[0] + 1, "host 0 is heard of"
+                lambda: (session.reports()[0].heard_at or 0) > heard[0] + 1, "host 0 is heard of"
             )
             now = session.reports()
-            assert now[1].heard == heard[1]
+            assert now[1].heard_at == heard[1]
             assert now[1].phase is HostPhase.RUNNING
             slice_.hosts[1].speak_again()
-            await until(lambda: (session.reports()[1].heard or 0) > heard[1], "it is back")
+            await until(lambda: (session.reports()[1].heard_at or 0) > heard[1], "it is back")
             await until(lambda: session.reports()[1].detail == "", "and all is well")
 
     on_hosts(tmp_path, 2, story)

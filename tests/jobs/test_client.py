@@ -16,9 +16,9 @@ import pytest
 
 from drumline.cloud.emulator import processes
 from drumline.jobs import Client, Refused
-from drumline.jobs import caller as caller_module
-from drumline.jobs.caller import Caller, NoServer, home_folder
+from drumline.jobs import connection as connection_module
 from drumline.jobs.client import job_id
+from drumline.jobs.connection import NoServer, ServerConnection, home_folder
 from drumline.jobs.folders import Folders
 from drumline.jobs.server.process import ssh_key
 
@@ -74,7 +74,7 @@ def home(
     folder = tmp_path_factory.mktemp("home")
     script = folder.parent / f"{folder.name}.py"
     script.write_text(SERVER)
-    monkeypatch.setattr(caller_module, "SERVER_COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(connection_module, "SERVER_COMMAND", (sys.executable, str(script)))
     yield folder
     # One that was given up before it came to write down that it started, too.
     processes.kill_all(lambda: processes.find_by_environment(f"DRUMLINE_HOME={folder}"))
@@ -146,7 +146,7 @@ def test_a_server_on_its_way_out_is_replaced(home: Path, monkeypatch: pytest.Mon
     """It listens no more and still holds the lock: the first that we start finds it taken."""
     monkeypatch.setenv("DRUMLINE_TEST_LINGERS", "1")
     Client(home).list()
-    Caller(home).once("POST", "/stop")
+    ServerConnection(home).call_running("POST", "/stop")
     assert Client(home).list() == []
     assert len(starts(home)) >= 3
 
@@ -173,7 +173,7 @@ def test_a_server_that_dies_at_its_start_leaves_its_last_words(
 def test_a_server_that_never_listens_is_given_up(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caller_module, "START_SECONDS", 0.2)
+    monkeypatch.setattr(connection_module, "START_SECONDS", 0.2)
     monkeypatch.setenv("DRUMLINE_TEST_SLOW", "30")
     with pytest.raises(NoServer, match="no server listens after"):
         Client(home).list()
@@ -200,7 +200,7 @@ def test_the_server_does_not_inherit_what_the_shell_holds(
 
 
 def test_a_change_that_was_not_acknowledged_is_not_asked_for_twice(home: Path) -> None:
-    with pytest.raises(Refused, match="drumline list shows whether it was done"):
+    with pytest.raises(Refused, match="drumline list shows whether the request was executed"):
         Client(home).cancel(4)
     assert len(starts(home)) == 1
 
@@ -220,7 +220,7 @@ def test_a_server_that_was_found_running_is_told_of_once(home: Path) -> None:
     client.list()
     client.list()
     strays, version = told
-    assert "1 slice of a job database that was lost runs on" in strays
+    assert "1 slice of a lost job database still runs" in strays
     assert "drumline server strays" in strays
     assert "version 9" in version
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.config import ConfigError, read
-from drumline.jobs.core.state import Thresholds
+from drumline.jobs.core.state import Timeouts
 
 
 def test_an_emulator_elsewhere_is_named_by_its_folder(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("endpoint: ~/other/emulator")
     assert read(tmp_path).endpoint == str(Path.home() / "other" / "emulator")
     (tmp_path / "config.yaml").write_text("endpoint: http://127.0.0.1:8080")
-    with pytest.raises(ConfigError, match=r"endpoint: an emulator is named by its folder"):
+    with pytest.raises(ConfigError, match=r"endpoint: give the emulator's folder"):
         read(tmp_path)
 
 
@@ -25,4 +25,4 @@ def test_googles_endpoint_is_an_address(tmp_path: Path) -> None:
 def test_the_thresholds_that_users_set_keep_their_names() -> None:
     """They stand in config.yaml under `patience`, which a renamed field would refuse."""
     known = "waiting silence bad_silence first_contact settle shutdown rest retry"
-    assert set(Thresholds.__dataclass_fields__) == set(known.split())
+    assert set(Timeouts.__dataclass_fields__) == set(known.split())

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from drumline.jobs.controller import progress
-from drumline.jobs.patterns import TooSlow, backtracks, limited
+from drumline.jobs.controller import heartbeats
+from drumline.jobs.patterns import TooSlow, find_slow_line, limited
 from drumline.jobs.spec import SpecError, validate
-from tests.jobs.pretend import Office, play
+from tests.jobs.fakes import ServerHarness, run_scenario
 
 ENDLESS = r"(?P<step>(\d+)+)x"
 SLOW_ON_PROSE = r"(?P<step>\d+)?(.*e)?(.*e)?(.*e)?(.*e)?(.*e)?(.*e)?(.*e)?Q"
@@ -65,34 +65,34 @@ def test_a_pattern_that_backtracks_is_refused_at_create_with_the_mend() -> None:
     ],
 )
 def test_patterns_as_people_write_them_pass(pattern: str) -> None:
-    assert backtracks(re.compile(pattern)) is None
+    assert find_slow_line(re.compile(pattern)) is None
 
 
 def test_a_pattern_that_is_too_slow_for_a_log_is_given_up_and_the_user_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "MATCH_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeats, "MATCH_SECONDS", 0.05)
 
-    async def story(office: Office) -> None:
-        job = await office.create(progress=SLOW_ON_PROSE)
-        await office.reaches(job, "RUNNING")
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create(progress=SLOW_ON_PROSE)
+        await harness.reaches(job, "RUNNING")
         began = time.process_time()
         logs = tmp_path / "logs" / job / "1"
         logs.mkdir(parents=True)
         (logs / "host-0.log").write_text("e" * 400 + "\n")
-        (session,) = office.starts(job)
+        (session,) = harness.starts(job)
         session.changed.set()
-        await office.until(lambda: "takes too long" in office.show(job)["reason"])
+        await harness.until(lambda: "takes too long" in harness.show(job)["reason"])
         for _ in range(20):
             with (logs / "host-0.log").open("a") as log:
                 log.write("e" * 400 + "\n")
             session.changed.set()
-            await office.until(lambda: not session.changed.is_set())
+            await harness.until(lambda: not session.changed.is_set())
         assert time.process_time() - began < 5.0
-        warnings = [e["text"] for e in office.show(job)["events"] if e["kind"] == "warning"]
+        warnings = [e["text"] for e in harness.show(job)["events"] if e["kind"] == "warning"]
         assert len(warnings) == 1
-        assert "no longer read for steps" in warnings[0]
-        other = await office.create()
-        await office.reaches(other, "RUNNING")
+        assert "its steps are no longer read" in warnings[0]
+        other = await harness.create()
+        await harness.reaches(other, "RUNNING")
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)

@@ -12,10 +12,10 @@ import sys
 import time
 from dataclasses import replace
 
-from tests.simulation.night import Outcome, simulate
-from tests.simulation.runs import WorkerDied, count, each, settle
-from tests.simulation.schedule import draw
+from tests.simulation.runs import WorkerDied, fix_hash_seed, positive_integer, run_all
+from tests.simulation.schedule import generate_schedule
 from tests.simulation.shrink import shrink
+from tests.simulation.simulation import Outcome, simulate
 
 TWICE = 100
 """Of so many schedules one is run twice, to see that it goes the same way."""
@@ -25,32 +25,34 @@ DAY = 86400.0
 def main() -> int:
     """Exit code 0 where every promise was kept."""
     options = argparse.ArgumentParser(prog="python -m tests.simulation")
-    options.add_argument("--seeds", type=count, default=2000)
+    options.add_argument("--seeds", type=positive_integer, default=2000)
     options.add_argument("--first", type=int, default=1)
-    options.add_argument("--workers", type=count, default=os.cpu_count() or 1)
+    options.add_argument("--workers", type=positive_integer, default=os.cpu_count() or 1)
     options.add_argument("--replay", type=int)
     asked = options.parse_args()
-    settle()
+    fix_hash_seed()
     if asked.replay is not None:
         return _replay(asked.replay)
     try:
         return _many(range(asked.first, asked.first + asked.seeds), asked.workers)
     except KeyboardInterrupt:
         return 130
-    except WorkerDied as wrong:
-        print(wrong)
+    except WorkerDied as error:
+        print(error)
         return 1
 
 
 def _many(seeds: range, workers: int) -> int:
-    simulate(draw(0))  # so that every process begins with all that is imported on the way
+    simulate(
+        generate_schedule(0)
+    )  # so that every process begins with all that is imported on the way
     broken = 0
     began, told, days = time.monotonic(), 0.0, 0.0
-    for done, (_, (outcome, tale)) in enumerate(each(_run, seeds, workers), start=1):
+    for done, (_, (outcome, report)) in enumerate(run_all(_run, seeds, workers), start=1):
         days += outcome.seconds / DAY
         if outcome.broken:
             broken += 1
-            print(tale, flush=True)
+            print(report, flush=True)
         now = time.monotonic()
         if now > told + 10 and done < len(seeds):
             told = now
@@ -68,11 +70,11 @@ def _many(seeds: range, workers: int) -> int:
 
 def _run(seed: int) -> tuple[Outcome, str]:
     """How a schedule went, and its tale if it broke a promise."""
-    outcome = simulate(draw(seed))
+    outcome = simulate(generate_schedule(seed))
     if outcome.broken:
-        return outcome, _tale(outcome)
+        return outcome, _report_failure(outcome)
     if seed % TWICE == 0:
-        again = simulate(draw(seed))
+        again = simulate(generate_schedule(seed))
         if again.fingerprint != outcome.fingerprint:
             lines = zip(outcome.story, again.story, strict=False)
             parted = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
@@ -81,9 +83,11 @@ def _run(seed: int) -> tuple[Outcome, str]:
     return outcome, ""
 
 
-def _tale(outcome: Outcome) -> str:
+def _report_failure(outcome: Outcome) -> str:
     """The shortest schedule that still breaks the promise, and what happened in it."""
-    schedule = shrink(draw(outcome.seed), lambda shorter: bool(simulate(shorter).broken))
+    schedule = shrink(
+        generate_schedule(outcome.seed), lambda shorter: bool(simulate(shorter).broken)
+    )
     again = simulate(schedule)
     return "\n".join(
         [
@@ -98,7 +102,7 @@ def _tale(outcome: Outcome) -> str:
 
 
 def _replay(seed: int) -> int:
-    outcome = simulate(draw(seed))
+    outcome = simulate(generate_schedule(seed))
     for line in outcome.story:
         print(line)
     for promise in outcome.broken:

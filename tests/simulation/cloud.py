@@ -32,10 +32,9 @@ from drumline.cloud.model.resources import (
 )
 from drumline.cloud.protocol import CloudError, PlacementRequest
 from drumline.hosts.values import Address
-from drumline.observed.faults import Refusal
-from drumline.observed.placements import Endpoint, ListedPlacement
+from drumline.observed import Endpoint, ListedPlacement, Refusal
+from tests.simulation.environment import Environment
 from tests.simulation.hosts import Host
-from tests.simulation.nature import Nature
 
 PROJECT = "lab-tpu-1"
 
@@ -89,13 +88,13 @@ class Bill:
 class SimulatedCloud:
     """An implementation of `cloud.protocol.Cloud`."""
 
-    def __init__(self, nature: Nature, zones: Sequence[str], chips: int) -> None:
+    def __init__(self, environment: Environment, zones: Sequence[str], chips: int) -> None:
         """`chips` of each generation in each zone."""
-        self._nature = nature
-        self._dice = nature.streams["cloud"]
+        self._environment = environment
+        self._dice = environment.streams["cloud"]
         limits = Limits(capacity={zone: {"v4": chips, "v5e": chips} for zone in zones})
         timing = CloudTiming(waiting=20.0, provision=90.0, delete=60.0)
-        self.fleet = Fleet(nature.now, limits, timing, seed=self._dice.getrandbits(32))
+        self.fleet = Fleet(environment.now, limits, timing, seed=self._dice.getrandbits(32))
         self.weather = Weather()
         self.zones = tuple(zones)
         self.calls: dict[str, list[float]] = {"ask": [], "release": [], "list": []}
@@ -118,7 +117,7 @@ class SimulatedCloud:
             self._remember()
             due = self.fleet.next_change_at()
             self._stirred.clear()
-            wait = 3600.0 if due is None else max(0.01, due - self._nature.now())
+            wait = 3600.0 if due is None else max(0.01, due - self._environment.now())
             try:
                 async with asyncio.timeout(wait):
                     await self._stirred.wait()
@@ -139,13 +138,13 @@ class SimulatedCloud:
             for order in self._taken_orders():
                 match order:
                     case StartHosts(node):
-                        self._nature.spawn(self._boot(node))
+                        self._environment.spawn(self._boot(node))
                     case EndHosts(node, keep_disks):
                         for host in self._hosts_of.pop(node.uid, []):
                             host.end()
                         for bill in self.bills:
                             if bill.node is node and bill.ended is None:
-                                bill.ended = self._nature.now()
+                                bill.ended = self._environment.now()
                         self.fleet.hosts_ended(node, disks_kept=keep_disks)
                     case RestartHosts(node):
                         for host in self._hosts_of.get(node.uid, []):
@@ -163,25 +162,25 @@ class SimulatedCloud:
             address = Address(f"34.0.{number >> 8}.{number & 255}", 22, f"10.0.0.{number}")
             skew = self._dice.choice((0.0, 0.0, 0.1, -0.2, 240.0, -300.0))
             name = f"{_short(node.spec.name)}/{index}"
-            hosts.append(Host(self._nature, name, address, skew, node.machines))
+            hosts.append(Host(self._environment, name, address, skew, node.machines))
         self._hosts_of[node.uid] = hosts
-        self._nature.note("booting", _short(node.spec.name), len(hosts))
+        self._environment.note("booting", _short(node.spec.name), len(hosts))
         for host in hosts:
-            self._nature.hosts[host.address.ssh_ip] = host
+            self._environment.hosts[host.address.ssh_ip] = host
         await asyncio.sleep(self._dice.delay(40.0, 400.0, 0.05))
         if self._hosts_of.get(node.uid) is not hosts:
             return
         for host in hosts:
             # The cloud calls a slice READY before its last host lets one in.
-            self._nature.spawn(self._comes_up(host, self._dice.delay(5.0, 240.0, 0.1)))
+            self._environment.spawn(self._boot_host(host, self._dice.delay(5.0, 240.0, 0.1)))
         addresses = tuple(HostAddress(h.address.ssh_ip, 22, h.address.internal_ip) for h in hosts)
         self.fleet.hosts_booted(node, addresses)
-        self.bills.append(Bill(node, self._nature.now()))
+        self.bills.append(Bill(node, self._environment.now()))
         self.stir()
 
-    async def _comes_up(self, host: Host, seconds: float) -> None:
+    async def _boot_host(self, host: Host, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        if self._nature.hosts.get(host.address.ssh_ip) is host:
+        if self._environment.hosts.get(host.address.ssh_ip) is host:
             host.up = True
 
     # What is done to it --------------------------------------------------------------------------
@@ -200,24 +199,21 @@ class SimulatedCloud:
 
     def preempt(self, node: Node, notice: float) -> None:
         """Take a node, after a notice to its hosts."""
-        self._nature.taken.add(_short(node.spec.name))
-        self._nature.note("preempt", _short(node.spec.name), notice)
+        self._environment.taken.add(_short(node.spec.name))
+        self._environment.note("preempt", _short(node.spec.name), notice)
         if notice:
             for host in self.hosts_of(node):
-                host.notice("preempted")
+                host.announce_shutdown("preempted")
         self.fleet.preempt(node, notice)
         self.stir()
 
     def fail_request(self, request: Request, error: RpcStatus | None) -> None:
         """The cloud gives up a request that waits."""
         if request.state in {RequestState.CREATING, RequestState.WAITING}:
-            self._nature.note("request fails", _short(request.spec.name))
-            self._nature.taken.add(_short(request.spec.name))
-            request.state, request.initiator, request.error = (
-                RequestState.FAILED,
-                Initiator.SERVICE,
-                error,
-            )
+            self._environment.note("request fails", _short(request.spec.name))
+            self._environment.taken.add(_short(request.spec.name))
+            request.state, request.initiator = RequestState.FAILED, Initiator.SERVICE
+            request.error = error
             self.stir()
 
     # What the job manager calls ------------------------------------------------------------------
@@ -258,12 +254,12 @@ class SimulatedCloud:
             for name in names
         )  # fmt: skip
         spec = RequestSpec(f"{parent}/queuedResources/{request.name}", tier, nodes, {})
-        self._nature.note("asked", request.name, request.zone)
+        self._environment.note("asked", request.name, request.zone)
         try:
             self.fleet.create_request(spec)
-        except ApiError as wrong:
-            if wrong.status.code != 6:
-                raise CloudError(wrong.status.message, wrong.status.code) from None
+        except ApiError as error:
+            if error.status.code != 6:
+                raise CloudError(error.status.message, error.status.code) from None
         self.stir()
         await self._answer()
 
@@ -273,7 +269,7 @@ class SimulatedCloud:
         if self._dice.chance(self.weather.deaf):
             raise CONFLICT
         parent = f"projects/{PROJECT}/locations/{zone}"
-        self._nature.note("released", name)
+        self._environment.note("released", name)
         try:
             self.fleet.delete_request(f"{parent}/queuedResources/{name}", force=True)
         except ApiError:
@@ -303,7 +299,7 @@ class SimulatedCloud:
     # Between the two -----------------------------------------------------------------------------
 
     async def _call(self, kind: str) -> None:
-        self.calls[kind].append(self._nature.now())
+        self.calls[kind].append(self._environment.now())
         await asyncio.sleep(self._dice.delay(self.weather.slow, 30.0, 0.005))
         if not self.weather.logged_in:
             raise LOGIN
@@ -320,7 +316,7 @@ class SimulatedCloud:
         """What listings show now: what is, or what was so many seconds ago."""
         if not self.weather.lag:
             return self._listed()
-        moment = self._nature.now() - self.weather.lag
+        moment = self._environment.now() - self.weather.lag
         # Before it began to lag, a listing stands still for a while.
         known = [seen for at, seen in self._history if at <= moment]
         return known[-1] if known else self._history[0][1]
@@ -331,7 +327,7 @@ class SimulatedCloud:
             return
         listed = tuple(self._listed())
         if not self._history or self._history[-1][1] != listed:
-            self._history.append((self._nature.now(), listed))
+            self._history.append((self._environment.now(), listed))
 
     def _listed(self) -> Iterator[ListedPlacement]:
         """All there is, in the words of the API."""

@@ -14,7 +14,7 @@ import asyncssh
 from drumline.hosts.connection import ConnectionLost
 from drumline.hosts.remote import AGENT_COMMAND
 from drumline.hosts.values import Address, CompletedCommand, Timing
-from tests.simulation.nature import Nature
+from tests.simulation.environment import Environment
 from tests.simulation.programs import Running
 
 BEAT = 550.0
@@ -25,7 +25,7 @@ NO_SPACE = "OSError: [Errno 28] No space left on device"
 
 
 @dataclass
-class OnHost:
+class HostRun:
     """One attempt as the host's disk remembers it, and its program while it lives."""
 
     host: "Host"
@@ -40,7 +40,7 @@ class OnHost:
     stopped: bool = False
     started_at: float | None = None
     coordinator: str = ""
-    examined: str = ""
+    burn_in: str = ""
     """How its burn-in went, as far as it has come; empty where there is none."""
     ending: dict[str, Any] | None = None
     heartbeat: dict[str, Any] | None = None
@@ -58,7 +58,7 @@ class OnHost:
         if not self.alive:
             return
         self.alive = False
-        self.host.nature.note("exit", self.job, self.attempt, self.host.name, code)
+        self.host.environment.note("exit", self.job, self.attempt, self.host.name, code)
         if error:
             self.log += error.encode() + b"\n"
         error = "stopped" if self.stopped and code != 0 else error
@@ -73,7 +73,7 @@ class OnHost:
 
     def running(self) -> Running:
         """The program, all ranks."""
-        return self.host.nature.running[self.job, self.attempt]
+        return self.host.environment.running[self.job, self.attempt]
 
     def status(self) -> dict[str, Any]:
         """As the agent tells it."""
@@ -91,8 +91,8 @@ class OnHost:
             "started_at": self.started_at,
             "coordinator": self.coordinator,
         }
-        if self.examined:
-            known["burnin"] = {"verdict": self.examined, "seconds": 30.0}
+        if self.burn_in:
+            known["burnin"] = {"verdict": self.burn_in, "seconds": 30.0}
         if self.ending is not None:
             known |= {**self.ending, "state": "exited"}
         elif not self.alive:
@@ -104,10 +104,15 @@ class Host:
     """One machine of a slice."""
 
     def __init__(
-        self, nature: Nature, name: str, address: Address, skew: float, machines: Sequence[str]
+        self,
+        environment: Environment,
+        name: str,
+        address: Address,
+        skew: float,
+        machines: Sequence[str],
     ) -> None:
         """It boots, and does not answer before `up`; `machines` are those under its whole slice."""
-        self.nature, self.name, self.address = nature, name, address
+        self.environment, self.name, self.address = environment, name, address
         self._machines = machines
         self._skew = skew
         self.up = False
@@ -116,13 +121,13 @@ class Host:
         self.full_until = 0.0
         self.going_down = ""
         self.installed = False
-        self.attempts: dict[str, OnHost] = {}
+        self.attempts: dict[str, HostRun] = {}
         self._changed = asyncio.Event()
         self._lines_cut = 0
 
     def clock(self) -> float:
         """What the host takes for the time."""
-        return self.nature.now() + self._skew
+        return self.environment.now() + self._skew
 
     def stir(self) -> None:
         """Whoever watches has something to read."""
@@ -140,32 +145,32 @@ class Host:
         """It is gone: programs, disk and all."""
         self.up = False
         self._kill_programs()
-        self.nature.hosts.pop(self.address.ssh_ip, None)
+        self.environment.hosts.pop(self.address.ssh_ip, None)
         self.cut()
 
     def misbehaves(self) -> None:
         """Note that a verdict against it would be just."""
-        self.nature.host_faults[self.name.rpartition("/")[0]] += 1
+        self.environment.host_faults[self.name.rpartition("/")[0]] += 1
 
     def hang(self, seconds: float) -> None:
         """It answers nothing for a while; what it runs goes on."""
         self.misbehaves()
-        self.hung_until = self.nature.now() + seconds
+        self.hung_until = self.environment.now() + seconds
 
     def mute(self, seconds: float) -> None:
         """It hears and does what it is told, and no answer comes back."""
         self.misbehaves()
-        self.mute_until = self.nature.now() + seconds
+        self.mute_until = self.environment.now() + seconds
         self.cut()
 
     def lie(self, code: int) -> None:
         """It gives its program out as ended, while that runs on."""
-        for kept in self.attempts.values():
-            if kept.alive and kept.ending is None:
+        for host_run in self.attempts.values():
+            if host_run.alive and host_run.ending is None:
                 self.misbehaves()
-                self.nature.note("lie", kept.job, kept.attempt, self.name, code)
-                self.nature.liars.add((kept.job, kept.attempt))
-                kept.ending = {"exit_code": code, "error": "", "error_at": None, "tail": []}
+                self.environment.note("lie", host_run.job, host_run.attempt, self.name, code)
+                self.environment.liars.add((host_run.job, host_run.attempt))
+                host_run.ending = {"exit_code": code, "error": "", "error_at": None, "tail": []}
         self.stir()
 
     def reboot(self, seconds: float) -> None:
@@ -174,47 +179,52 @@ class Host:
         self.up = False
         self._kill_programs()
         self.cut()
-        self.nature.spawn(self._comes_back(seconds))
+        self.environment.spawn(self._finish_reboot(seconds))
 
-    async def _comes_back(self, seconds: float) -> None:
+    async def _finish_reboot(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        if self.address.ssh_ip in self.nature.hosts:
+        if self.address.ssh_ip in self.environment.hosts:
             self.up = True
 
-    def _kill_programs(self, but: OnHost | None = None) -> None:
-        for kept in self.attempts.values():
-            if kept.alive and kept is not but:
-                kept.alive = False
-                self.nature.note("killed", kept.job, kept.attempt, self.name)
-                kept.running().gone(kept.rank)
+    def _kill_programs(self, but: HostRun | None = None) -> None:
+        for host_run in self.attempts.values():
+            if host_run.alive and host_run is not but:
+                host_run.alive = False
+                self.environment.note("killed", host_run.job, host_run.attempt, self.name)
+                host_run.running().gone(host_run.rank)
 
-    def notice(self, why: str) -> None:
+    def announce_shutdown(self, why: str) -> None:
         """It is told that it will be taken, and ends its programs first."""
         self.going_down = why
-        for kept in self.attempts.values():
-            if kept.alive:
-                self._terminate(kept)
+        for host_run in self.attempts.values():
+            if host_run.alive:
+                self._terminate(host_run)
         self.stir()
 
-    def _terminate(self, kept: OnHost) -> None:
-        if kept.examined == "running":
-            kept.ended(-15, "")
+    def _terminate(self, host_run: HostRun) -> None:
+        if host_run.burn_in == "running":
+            host_run.ended(-15, "")
             return
-        seconds = kept.running().seconds_to_end()
+        seconds = host_run.running().seconds_to_end()
         if seconds is not None:
-            self.nature.spawn(self._ends(kept, seconds))
+            self.environment.spawn(self._ends(host_run, seconds))
 
-    async def _ends(self, kept: OnHost, seconds: float) -> None:
+    async def _ends(self, host_run: HostRun, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        if kept.alive:
-            kept.running().ends_after_sigterm(kept.rank)
+        if host_run.alive:
+            host_run.running().ends_after_sigterm(host_run.rank)
 
     # What it is asked ----------------------------------------------------------------------------
 
-    async def do(self, words: list[str], sent: bytes) -> tuple[int, str, str]:
+    async def do(self, arguments: list[str], sent: bytes) -> tuple[int, str, str]:
         """One verb of the agent: exit code, what it says, and its complaint."""
-        verb = words[0]
-        if self.nature.now() < self.full_until and verb in {"prepare", "receive", "unpack", "step"}:
+        verb = arguments[0]
+        if self.environment.now() < self.full_until and verb in {
+            "prepare",
+            "receive",
+            "unpack",
+            "step",
+        }:
             self.misbehaves()
             return 1, "", NO_SPACE
         if verb == "free-port":
@@ -223,100 +233,106 @@ class Host:
             return 0, "{}", ""
         if verb == "unpack":
             return 0, json.dumps({"have_code": True}), ""
-        kept = self.attempts.setdefault(words[1], OnHost(self, words[1]))
+        host_run = self.attempts.setdefault(arguments[1], HostRun(self, arguments[1]))
         match verb:
             case "status":
-                return 0, json.dumps(kept.status()), ""
+                return 0, json.dumps(host_run.status()), ""
             case "prepare":
-                return 0, json.dumps(self._prepare(kept, sent)), ""
+                return 0, json.dumps(self._prepare(host_run, sent)), ""
             case "step":
                 wanted = json.loads(sent)
-                await asyncio.sleep(self.nature.streams["hosts"].delay(10.0))
-                if kept.stopped:
+                await asyncio.sleep(self.environment.streams["hosts"].delay(10.0))
+                if host_run.stopped:
                     return 0, json.dumps({"exit_code": -15, "error": "stopped"}), ""
-                kept.steps.add(wanted["name"])
+                host_run.steps.add(wanted["name"])
                 return 0, json.dumps({"exit_code": 0}), ""
             case "start":
-                return 0, json.dumps(self._start(kept, json.loads(sent))), ""
+                return 0, json.dumps(self._start(host_run, json.loads(sent))), ""
             case "stop":
-                await self._stop(kept, float(words[2]))
-                return 0, json.dumps(kept.status()), ""
+                await self._stop(host_run, float(arguments[2]))
+                return 0, json.dumps(host_run.status()), ""
         return 2, "", f"{verb} is nothing the agent does"
 
-    def _prepare(self, kept: OnHost, sent: bytes) -> dict[str, Any]:
+    def _prepare(self, host_run: HostRun, sent: bytes) -> dict[str, Any]:
         program = json.loads(sent)["program"]
         variables = program["variables"]
-        kept.owner, kept.fence = variables["DRUMLINE_OWNER"], int(variables["DRUMLINE_FENCE"])
-        kept.checkpoint = program["checkpoint"] or ""
-        kept.job = self.nature.key(kept.owner, variables["DRUMLINE_JOB_ID"])
-        kept.attempt = int(variables["DRUMLINE_ATTEMPT"])
-        kept.rank, kept.ranks = int(variables["DRUMLINE_HOST"]), int(variables["DRUMLINE_HOSTS"])
-        self._kill_programs(but=kept)  # whatever holds the chips
+        host_run.owner, host_run.fence = (
+            variables["DRUMLINE_OWNER"],
+            int(variables["DRUMLINE_FENCE"]),
+        )
+        host_run.checkpoint = program["checkpoint"] or ""
+        host_run.job = self.environment.key(host_run.owner, variables["DRUMLINE_JOB_ID"])
+        host_run.attempt = int(variables["DRUMLINE_ATTEMPT"])
+        host_run.rank, host_run.ranks = (
+            int(variables["DRUMLINE_HOST"]),
+            int(variables["DRUMLINE_HOSTS"]),
+        )
+        self._kill_programs(but=host_run)  # whatever holds the chips
         machine = self._machines[int(self.name.rpartition("/")[2])]
         return {"have_code": True, "identity": {"physical_host": machine}}
 
-    def _start(self, kept: OnHost, sent: Mapping[str, str]) -> dict[str, Any]:
-        if kept.started_at is None and not kept.stopped:
-            nature = self.nature
-            kept.started_at, kept.alive = self.clock(), True
-            kept.coordinator = sent["coordinator"]
-            kept.log += b"step 0\n"
-            run = (kept.job, kept.attempt, self.name)
-            nature.started[run] = nature.started.get(run, 0) + 1
-            nature.note("start", *run)
-            for check in nature.starting:
+    def _start(self, host_run: HostRun, sent: Mapping[str, str]) -> dict[str, Any]:
+        if host_run.started_at is None and not host_run.stopped:
+            environment = self.environment
+            host_run.started_at, host_run.alive = self.clock(), True
+            host_run.coordinator = sent["coordinator"]
+            host_run.log += b"step 0\n"
+            run = (host_run.job, host_run.attempt, self.name)
+            environment.started[run] = environment.started.get(run, 0) + 1
+            environment.note("start", *run)
+            for check in environment.starting:
                 check(*run)
-            key = (kept.job, kept.attempt)
-            if key not in nature.running:
-                nature.running[key] = Running(
-                    nature, *key, kept.ranks, nature.plans[kept.job],
-                    kept.checkpoint, kept.owner, kept.fence,
+            key = (host_run.job, host_run.attempt)
+            if key not in environment.running:
+                environment.running[key] = Running(
+                    environment, *key, host_run.ranks, environment.plans[host_run.job],
+                    host_run.checkpoint, host_run.owner, host_run.fence,
                 )  # fmt: skip
             if sent.get("before"):
-                kept.examined = "running"
-                nature.spawn(self._burn_in(kept))
+                host_run.burn_in = "running"
+                environment.spawn(self._burn_in(host_run))
             else:
-                kept.running().join(kept.rank, kept)
+                host_run.running().join(host_run.rank, host_run)
             self.stir()
-        return kept.status()
+        return host_run.status()
 
-    async def _burn_in(self, kept: OnHost) -> None:
+    async def _burn_in(self, host_run: HostRun) -> None:
         """What comes before the program: all hosts find the same bad machine, or begin it."""
-        await asyncio.sleep(self.nature.streams["hosts"].delay(60.0))
-        if not kept.alive or not self.up:
+        await asyncio.sleep(self.environment.streams["hosts"].delay(60.0))
+        if not host_run.alive or not self.up:
             return
-        bad = [place for place, name in enumerate(self._machines) if self.nature.is_bad(name)]
+        bad = [place for place, name in enumerate(self._machines) if self.environment.is_bad(name)]
         if bad:
             self.misbehaves()
-            kept.ended(86, f"drumline: chip 0 of host {bad[0]} computes wrong: a checksum")
+            host_run.ended(86, f"drumline: chip 0 of host {bad[0]} computes wrong: a checksum")
             return
-        kept.examined = "pass"
-        kept.running().join(kept.rank, kept)
+        host_run.burn_in = "pass"
+        host_run.running().join(host_run.rank, host_run)
         self.stir()
 
-    async def _stop(self, kept: OnHost, grace: float) -> None:
-        kept.stopped = True
-        if kept.alive:
-            self._terminate(kept)
-        deadline = self.nature.now() + grace
-        while kept.alive and self.nature.now() < deadline:
-            await asyncio.sleep(min(1.0, max(0.01, deadline - self.nature.now())))
-        if kept.alive:
-            kept.running().rank_died(kept.rank, -9)
+    async def _stop(self, host_run: HostRun, grace: float) -> None:
+        host_run.stopped = True
+        if host_run.alive:
+            self._terminate(host_run)
+        deadline = self.environment.now() + grace
+        while host_run.alive and self.environment.now() < deadline:
+            await asyncio.sleep(min(1.0, max(0.01, deadline - self.environment.now())))
+        if host_run.alive:
+            host_run.running().rank_died(host_run.rank, -9)
         self.stir()
 
     async def watch(self, folder: str, offset: int) -> AsyncIterator[bytes]:
         """The log from an offset, and the status at each change, until the line is cut."""
         cut = self._lines_cut
-        kept = self.attempts.setdefault(folder, OnHost(self, folder))
+        host_run = self.attempts.setdefault(folder, HostRun(self, folder))
         said: dict[str, Any] | None = None
         while True:
             changed = self._changed
-            status = kept.status()
-            if len(kept.log) > offset:
-                piece = base64.b64encode(kept.log[offset:]).decode()
+            status = host_run.status()
+            if len(host_run.log) > offset:
+                piece = base64.b64encode(host_run.log[offset:]).decode()
                 yield json.dumps({"log": piece, "offset": offset, "at": self.clock()}).encode()
-                offset = len(kept.log)
+                offset = len(host_run.log)
             if status != said:
                 said = status
                 yield json.dumps({"status": status}).encode()
@@ -325,33 +341,33 @@ class Host:
                     await changed.wait()
             except TimeoutError:
                 yield b"{}"
-            while self.nature.now() < self.hung_until:
-                await asyncio.sleep(max(0.01, self.hung_until - self.nature.now()))
-            if self._lines_cut != cut or self.nature.now() < self.mute_until:
+            while self.environment.now() < self.hung_until:
+                await asyncio.sleep(max(0.01, self.hung_until - self.environment.now()))
+            if self._lines_cut != cut or self.environment.now() < self.mute_until:
                 raise ConnectionLost("connection lost")
 
 
 class SimulatedConnection:
     """Stands for `hosts.connection.Connection`: the same calls, to a simulated host."""
 
-    nature: Nature
+    environment: Environment
     """Set by whoever runs the simulation."""
 
     def __init__(self, host: Host) -> None:
         """Connected."""
         self._host = host
         self._cut = host._lines_cut
-        self._dice = host.nature.streams["connections"]
+        self._dice = host.environment.streams["connections"]
 
     @classmethod
     async def open(cls, address: Address, key: Path, known: Any, timing: Timing) -> Self:
         """Connect; raises as SSH does."""
         del key, known
-        nature = cls.nature
-        dice = nature.streams["connections"]
-        await asyncio.sleep(dice.delay(0.3, 5.0))
-        host = nature.hosts.get(address.ssh_ip)
-        if host is None or nature.now() < host.hung_until:
+        environment = cls.environment
+        stream = environment.streams["connections"]
+        await asyncio.sleep(stream.delay(0.3, 5.0))
+        host = environment.hosts.get(address.ssh_ip)
+        if host is None or environment.now() < host.hung_until:
             await asyncio.sleep(timing.connect_timeout)
             raise TimeoutError
         if not host.up:
@@ -362,9 +378,9 @@ class SimulatedConnection:
         self, command: str, input_bytes: bytes = b"", input_file: Path | None = None
     ) -> CompletedCommand:
         """Run a command to its end."""
-        host, nature = self._host, self._host.nature
+        host, environment = self._host, self._host.environment
         await self._pass_through()
-        lossy = not nature.quiet and self._dice.chance(0.01)
+        lossy = not environment.quiet and self._dice.chance(0.01)
         if lossy and self._dice.chance(0.5):
             raise asyncssh.ConnectionLost("connection lost")
         if input_file is not None:
@@ -374,20 +390,20 @@ class SimulatedConnection:
         if not command.startswith(AGENT_COMMAND):
             host.installed = True
             return CompletedCommand(0, "", "")
-        words = _words(command)
-        if words[0] in LASTING:
+        arguments = _words(command)
+        if arguments[0] in LASTING:
             # What runs on the host does not depend on us; we may be cut off from its answer.
-            doing = nature.spawn(host.do(words, input_bytes))
+            doing = environment.spawn(host.do(arguments, input_bytes))
             while not doing.done():
                 await asyncio.wait({doing}, timeout=5.0)
                 await self._pass_through()
             code, said, complaint = doing.result()
         else:
-            code, said, complaint = await host.do(words, input_bytes)
+            code, said, complaint = await host.do(arguments, input_bytes)
             await self._pass_through()
-        if lossy or nature.now() < host.mute_until:
+        if lossy or environment.now() < host.mute_until:
             raise asyncssh.ConnectionLost("connection lost")
-        if not nature.quiet and self._dice.chance(0.003):
+        if not environment.quiet and self._dice.chance(0.003):
             host.misbehaves()
             said = '{"state": 7'
         return CompletedCommand(code, said, complaint)
@@ -396,7 +412,7 @@ class SimulatedConnection:
         """The way to the host and back, if there is one."""
         await asyncio.sleep(self._dice.delay(0.05))
         host = self._host
-        if host.nature.now() < host.hung_until:
+        if host.environment.now() < host.hung_until:
             await asyncio.sleep(6.0)
             raise asyncssh.ConnectionLost("no answer to keepalives")
         if host._lines_cut != self._cut or not host.up:
@@ -404,9 +420,9 @@ class SimulatedConnection:
 
     async def lines(self, command: str) -> AsyncIterator[bytes]:
         """What a long-lived command says, line by line."""
-        words = _words(command)
+        arguments = _words(command)
         await self._pass_through()
-        async for line in self._host.watch(words[1], int(words[2])):
+        async for line in self._host.watch(arguments[1], int(arguments[2])):
             yield line
             await self._pass_through()
 

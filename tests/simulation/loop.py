@@ -153,8 +153,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as trouble:
-            future.set_exception(trouble)
+        except Exception as error:
+            future.set_exception(error)
         return future
 
     def call_soon_threadsafe(  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Bugs that were mended, put back one by one: a simulation that does not find them is of no use.
+"""Put fixed bugs back, one by one, and check that the simulation finds them.
 
 python -m tests.simulation.mutations [--seeds 2000] [name …]
 """
@@ -14,24 +14,32 @@ from typing import Any
 from unittest.mock import patch
 
 from drumline.hosts import driver
-from drumline.jobs.controller import polling, supervisor
-from drumline.jobs.controller.actions import Budget
-from drumline.jobs.controller.slices import driving, releases, sessions
+from drumline.jobs.controller import polling, sessions, slices, supervisor
+from drumline.jobs.controller.tasks import RateLimit
 from drumline.jobs.core import causes, diagnosis, lifecycle, outcomes
-from drumline.jobs.core.state import Attempt, Decision, Job, Outcome, PlacementPhase, Sighting, Wish
+from drumline.jobs.core.state import (
+    Attempt,
+    CauseKind,
+    Decision,
+    DesiredState,
+    Job,
+    Outcome,
+    PlacementObservation,
+    PlacementPhase,
+)
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.folders import Folders
 from drumline.jobs.server import verbs
 from drumline.jobs.store.records import Store
 from drumline.jobs.store.specs import StoredSpec
 from drumline.train.checkpoints import fence
-from tests.simulation.night import simulate
-from tests.simulation.runs import count, each, settle
-from tests.simulation.schedule import draw
+from tests.simulation.runs import fix_hash_seed, positive_integer, run_all
+from tests.simulation.schedule import generate_schedule
+from tests.simulation.simulation import simulate
 
 Mutation = Callable[[], AbstractContextManager[Any]]
-MOST = 2000
-"""Seeds within which each must be found."""
+MAX_SEEDS = 2000
+"""The seeds within which the simulation must find each bug."""
 
 
 def _never(*_: Any, **__: Any) -> None:
@@ -41,45 +49,45 @@ def _never(*_: Any, **__: Any) -> None:
 @contextlib.contextmanager
 def _all_of(*patches: AbstractContextManager[Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
+        for patched in patches:
+            stack.enter_context(patched)
         yield
 
 
-def a_release_is_dropped() -> AbstractContextManager[Any]:
-    """A slice that is to go is crossed off without being deleted."""
+def releases_are_dropped() -> AbstractContextManager[Any]:
+    """Forget slices that are being released, without deleting them."""
 
-    def due(self: Any, now: float, asking: Any) -> Iterator[Any]:
-        del now, asking
+    def due(self: Any, now: float, requesting: Any) -> Iterator[Any]:
+        del now, requesting
         for row in self.rows:
             self._store.gone(row.name, self._wall())
         return iter(())
 
-    return patch.object(releases.Releases, "due", due)
+    return patch.object(slices.Releases, "due", due)
 
 
-def a_program_starts_beside_the_old_one() -> AbstractContextManager[Any]:
-    """The next attempt does not wait until the old slice runs nothing."""
-    return patch.object(releases.Releases, "may_still_run", lambda *_: False)
+def a_program_starts_while_the_old_one_runs() -> AbstractContextManager[Any]:
+    """Start the next attempt before the old slice is gone."""
+    return patch.object(slices.Releases, "may_still_run", lambda *_: False)
 
 
-def a_preemption_counts_as_a_failure() -> AbstractContextManager[Any]:
-    """A slice that was taken uses up the program's allowance."""
-    real = outcomes.preempted
+def preemptions_count_as_failures() -> AbstractContextManager[Any]:
+    """Count a lost slice as a failure of the program."""
+    real = outcomes.after_preemption
 
-    def taken(job: Job, *rest: Any, **more: Any) -> Decision:
+    def counted(job: Job, *rest: Any, **more: Any) -> Decision:
         decision = real(job, *rest, **more)
-        blamed = tuple(replace(e, outcome=Outcome.PROGRAM_FAILED) for e in decision.ended)
-        return replace(decision, ended=blamed)
+        ended = tuple(replace(e, outcome=Outcome.PROGRAM_FAILED) for e in decision.ended)
+        return replace(decision, ended=ended)
 
     return _all_of(
-        patch.object(lifecycle, "preempted", taken),
-        patch("drumline.jobs.core.diagnosis.preempted", taken),
+        patch.object(lifecycle, "after_preemption", counted),
+        patch("drumline.jobs.core.diagnosis.after_preemption", counted),
     )
 
 
-def the_wall_clock_orders() -> AbstractContextManager[Any]:
-    """Polls and releases are ordered by a clock that steps."""
+def the_wall_clock_orders_events() -> AbstractContextManager[Any]:
+    """Order polls and releases by a clock that jumps."""
     return patch.object(
         supervisor,
         "SteadyClock",
@@ -87,8 +95,8 @@ def the_wall_clock_orders() -> AbstractContextManager[Any]:
     )
 
 
-def one_listing_is_believed() -> AbstractContextManager[Any]:
-    """A slice that a listing leaves out counts as gone at once."""
+def a_gap_in_one_listing_counts_as_gone() -> AbstractContextManager[Any]:
+    """Treat a slice that a listing leaves out as gone."""
     real = polling.ZonePolls.poll
 
     async def poll(self: Any, zone: str, expected: Any = ()) -> Any:
@@ -98,64 +106,64 @@ def one_listing_is_believed() -> AbstractContextManager[Any]:
     return patch.object(polling.ZonePolls, "poll", poll)
 
 
-def a_listing_from_before_the_request_is_believed() -> AbstractContextManager[Any]:
-    """A poll that began before a slice was asked for says that it is gone."""
+def polls_before_the_request_count() -> AbstractContextManager[Any]:
+    """Use a poll that began before the request of a slice."""
 
-    def of(self: Any, held: Any) -> Any:
-        poll = self._newest.get(held.zone)
-        return poll and Sighting(poll.at, poll.placements.get(held.name))
+    def observation(self: Any, placement: Any) -> Any:
+        poll = self._newest.get(placement.zone)
+        return poll and PlacementObservation(poll.at, poll.placements.get(placement.name))
 
-    return patch.object(polling.ZonePolls, "of", of)
+    return patch.object(polling.ZonePolls, "observation", observation)
 
 
-def a_resume_in_the_grace_is_lost() -> AbstractContextManager[Any]:
-    """A job that is resumed while its program is being stopped stays cancelled."""
+def a_resume_during_the_stop_is_lost() -> AbstractContextManager[Any]:
+    """Forget a resume while the program is being stopped."""
 
     def decide(job: Job, *rest: Any) -> Decision:
-        if job.wish is Wish.RESTART:
-            job = replace(job, wish=Wish.CANCEL)
+        if job.wish is DesiredState.RESTART:
+            job = replace(job, wish=DesiredState.CANCEL)
         return real(job, *rest)
 
     real = lifecycle.decide
     return patch.object(lifecycle, "decide", decide)
 
 
-def a_cancel_outranks_a_delete() -> AbstractContextManager[Any]:
-    """A cancel after a delete keeps the slice that was to be released."""
+def a_cancel_overrides_a_delete() -> AbstractContextManager[Any]:
+    """Keep the slice of a deleted job that is then cancelled."""
     real = verbs.cancel
 
     def cancel(record: Any) -> Any:
-        return real(replace(record, job=replace(record.job, wish=Wish.RUN)))
+        return real(replace(record, job=replace(record.job, wish=DesiredState.RUN)))
 
     return patch.object(verbs, "cancel", cancel)
 
 
-def a_secret_outlives_its_job() -> AbstractContextManager[Any]:
-    """Nobody forgets the secrets."""
+def secrets_are_never_deleted() -> AbstractContextManager[Any]:
+    """Never delete secrets."""
     return _all_of(
         patch.object(Folders, "forget_secrets", _never),
         patch.object(Folders, "forget_other_secrets", _never),
     )
 
 
-def a_request_is_not_written_down() -> AbstractContextManager[Any]:
-    """The cloud is asked for a slice that stands in no row."""
+def requests_are_not_saved() -> AbstractContextManager[Any]:
+    """Request slices that are in no row of the database."""
     return patch.object(Store, "_write_slice", _never)
 
 
-def a_kept_slice_is_kept_for_ever() -> AbstractContextManager[Any]:
-    """The slice of a cancelled job is never released."""
-    real = lifecycle._holding
+def kept_slices_are_never_released() -> AbstractContextManager[Any]:
+    """Keep the slice of a cancelled job without limit."""
+    real = lifecycle._keep_for_resume
 
     def holding(job: Job, held: Any, seen: Any, now: float) -> Decision:
         del now
         return real(replace(job, kept_until=1e12), held, seen, 0.0)
 
-    return patch.object(lifecycle, "_holding", holding)
+    return patch.object(lifecycle, "_keep_for_resume", holding)
 
 
-def a_new_server_starts_the_attempt_anew() -> AbstractContextManager[Any]:
-    """After a restart of the server, what runs is taken for an attempt that never began."""
+def a_new_server_repeats_the_attempt() -> AbstractContextManager[Any]:
+    """Begin a new attempt after each restart of the server."""
 
     def clamped(job: Job, now: float) -> Job:
         if job.attempt is None or job.placement is None:
@@ -165,74 +173,74 @@ def a_new_server_starts_the_attempt_anew() -> AbstractContextManager[Any]:
         number = job.attempts + 1
         return replace(job, attempts=number, attempt=Attempt(number, started_at=now))
 
-    return patch.object(lifecycle, "clamped", clamped)
+    return patch.object(lifecycle, "clamp_times", clamped)
 
 
 def requests_have_no_limit() -> AbstractContextManager[Any]:
-    """The cloud is asked as often as it likes to refuse."""
+    """Remove the limit and the backoff of requests."""
     return _all_of(
-        patch.object(Budget, "take", lambda _: True),
-        patch.object(lifecycle, "backed_off", lambda job, *_: job),
+        patch.object(RateLimit, "take", lambda _: True),
+        patch.object(lifecycle, "with_backoff", lambda job, *_: job),
     )
 
 
-def a_lost_slice_is_not_noticed() -> AbstractContextManager[Any]:
-    """What the cloud says of a slice that was taken is not read."""
-    return patch("drumline.jobs.core.state.Sighting.why_lost", None)
+def lost_slices_are_not_detected() -> AbstractContextManager[Any]:
+    """Ignore that the cloud lists a slice as lost."""
+    return patch("drumline.jobs.core.state.PlacementObservation.lost_reason", None)
 
 
-def a_sleep_is_taken_for_silence() -> AbstractContextManager[Any]:
-    """After a sleep of the machine its hosts count as silent."""
-    return patch.object(sessions.Sessions, "listen_again", _never)
+def sleep_of_the_server_counts_as_silence() -> AbstractContextManager[Any]:
+    """Count the sleep of the server's machine as silence of the hosts."""
+    return patch.object(sessions.Sessions, "restart_listening", _never)
 
 
-def decisions_are_made_on_what_was_known_before() -> AbstractContextManager[Any]:
-    """A round decides by a job as it was a round ago, and writes over what a user did since."""
-    real = supervisor.Supervisor._settle
+def decisions_use_stale_records() -> AbstractContextManager[Any]:
+    """Decide on the job of the previous round, and overwrite changes of a user."""
+    real = supervisor.Supervisor._decide_on
 
-    def settle(self: Any, job_id: str) -> None:
+    def decide_on(self: Any, job_id: str) -> None:
         before = self.__dict__.setdefault("stale", {})
-        now, known = self.records[job_id], before.get(job_id)
-        before[job_id] = now
-        if known is not None:
-            self.records[job_id] = known
+        current, stale = self.records[job_id], before.get(job_id)
+        before[job_id] = current
+        if stale is not None:
+            self.records[job_id] = stale
         real(self, job_id)
 
-    return patch.object(supervisor.Supervisor, "_settle", settle)
+    return patch.object(supervisor.Supervisor, "_decide_on", decide_on)
 
 
-def siblings_of_a_rebooted_host_are_blamed() -> AbstractContextManager[Any]:
-    """A host counts as heard before it has said what became of its program."""
-    return patch.object(diagnosis, "_spoke_at", lambda report: report.heard)
+def other_hosts_are_blamed_for_a_reboot() -> AbstractContextManager[Any]:
+    """Treat a host as reported before it has reported its program."""
+    return patch.object(diagnosis, "_reported_at", lambda report: report.heard_at)
 
 
-def steps_of_the_future_count_as_recent() -> AbstractContextManager[Any]:
-    """After a clock was set back, a program that hangs has just made a step."""
-    return patch.object(Steps, "by", lambda self, _: self)
+def steps_in_the_future_count_as_recent() -> AbstractContextManager[Any]:
+    """Keep times in the future after the clock was set back."""
+    return patch.object(Steps, "clamped", lambda self, _: self)
 
 
 def a_clock_set_forward_makes_programs_stuck() -> AbstractContextManager[Any]:
-    """A new server takes the time in which nobody looked for time without a step."""
-    real = diagnosis.stuck
+    """Count the time in which no server listened as time without a step."""
+    real = diagnosis.check_steps
 
     def stuck(job: Job, held: Any, seen: Any, *rest: Any) -> Decision | None:
         return real(job, held, replace(seen, listening_since=None), *rest)
 
-    return patch.object(lifecycle, "stuck", stuck)
+    return patch.object(lifecycle, "check_steps", stuck)
 
 
-def hosts_are_driven_before_they_are_listed() -> AbstractContextManager[Any]:
-    """A new server orders over and over what it cannot do before a poll."""
-    return patch.object(driving.Driving, "hosts_known", lambda *_: True)
+def hosts_are_connected_before_they_are_listed() -> AbstractContextManager[Any]:
+    """Connect to hosts before a poll has listed them."""
+    return patch.object(sessions.AttemptRunner, "hosts_listed", lambda *_: True)
 
 
-def a_silent_host_is_never_judged() -> AbstractContextManager[Any]:
-    """A host that says no more is waited for, for ever."""
-    return patch.object(lifecycle, "silent", _never)
+def silent_hosts_are_never_diagnosed() -> AbstractContextManager[Any]:
+    """Wait for a silent host without limit."""
+    return patch.object(lifecycle, "check_silence", _never)
 
 
-def to_be_let_in_counts_as_an_answer() -> AbstractContextManager[Any]:
-    """A host that takes our connections and does nothing else is never silent."""
+def a_login_counts_as_a_report() -> AbstractContextManager[Any]:
+    """Treat a host that accepts connections as never silent."""
     real = driver.HostRunner._use_connection
 
     async def on(self: Any, agent: Any) -> None:
@@ -242,19 +250,20 @@ def to_be_let_in_counts_as_an_answer() -> AbstractContextManager[Any]:
     return patch.object(driver.HostRunner, "_use_connection", on)
 
 
-def a_failure_counts_as_a_departure() -> AbstractContextManager[Any]:
-    """A program that failed is started again, and nothing is counted."""
+def failures_are_not_counted() -> AbstractContextManager[Any]:
+    """Restart a failed program without counting the failure."""
     real = causes.find_cause
 
-    def cause(*given: Any) -> Any:
-        found = real(*given)
-        return replace(found, kind="go on later") if found.kind == "program failed" else found
+    def cause(*reports: Any) -> Any:
+        result = real(*reports)
+        failed = result.kind == CauseKind.PROGRAM_FAILED
+        return replace(result, kind=CauseKind.RESTART_REQUESTED) if failed else result
 
     return patch.object(diagnosis, "find_cause", cause)
 
 
-def a_claim_is_not_checked_at_a_save() -> AbstractContextManager[Any]:
-    """A writer goes on although another one has claimed the folder."""
+def claims_are_not_checked_at_a_save() -> AbstractContextManager[Any]:
+    """Let a writer continue after another one has claimed its folder."""
 
     def add(self: Any, **changes: Any) -> None:
         self._claim = replace(self._claim, number=self._claim.number + 1, **changes)
@@ -265,13 +274,13 @@ def a_claim_is_not_checked_at_a_save() -> AbstractContextManager[Any]:
     )
 
 
-def the_fencing_number_does_not_grow() -> AbstractContextManager[Any]:
-    """Every attempt has the same, so one that starts late may take the folder back."""
+def fencing_numbers_do_not_grow() -> AbstractContextManager[Any]:
+    """Give every attempt the same fencing number, so that a late one can claim the folder again."""
     return patch.object(Store, "next_fence", lambda _: 1)
 
 
-def folders_do_not_carry_their_owner() -> AbstractContextManager[Any]:
-    """Two homes with one `checkpoint` use the same folder for jobs of the same number."""
+def checkpoint_folders_have_no_owner() -> AbstractContextManager[Any]:
+    """Use one folder for jobs of the same number of two homes."""
     real = StoredSpec.checkpoints_of
 
     def checkpoints_of(self: StoredSpec, job_id: str) -> str | None:
@@ -280,75 +289,79 @@ def folders_do_not_carry_their_owner() -> AbstractContextManager[Any]:
     return patch.object(StoredSpec, "checkpoints_of", checkpoints_of)
 
 
-def names_that_an_old_writer_uses_are_used_again() -> AbstractContextManager[Any]:
-    """A new writer writes where the one before may still write."""
+def file_names_of_an_old_writer_are_reused() -> AbstractContextManager[Any]:
+    """Write to files that the previous writer may still write."""
     return patch.object(fence.Fence, "abandoned", ())
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    a_release_is_dropped,
-    a_program_starts_beside_the_old_one,
-    a_preemption_counts_as_a_failure,
-    the_wall_clock_orders,
-    one_listing_is_believed,
-    a_listing_from_before_the_request_is_believed,
-    a_resume_in_the_grace_is_lost,
-    a_cancel_outranks_a_delete,
-    a_secret_outlives_its_job,
-    a_request_is_not_written_down,
-    a_kept_slice_is_kept_for_ever,
-    a_new_server_starts_the_attempt_anew,
+    releases_are_dropped,
+    a_program_starts_while_the_old_one_runs,
+    preemptions_count_as_failures,
+    the_wall_clock_orders_events,
+    a_gap_in_one_listing_counts_as_gone,
+    polls_before_the_request_count,
+    a_resume_during_the_stop_is_lost,
+    a_cancel_overrides_a_delete,
+    secrets_are_never_deleted,
+    requests_are_not_saved,
+    kept_slices_are_never_released,
+    a_new_server_repeats_the_attempt,
     requests_have_no_limit,
-    a_lost_slice_is_not_noticed,
-    a_sleep_is_taken_for_silence,
-    decisions_are_made_on_what_was_known_before,
-    siblings_of_a_rebooted_host_are_blamed,
-    steps_of_the_future_count_as_recent,
+    lost_slices_are_not_detected,
+    sleep_of_the_server_counts_as_silence,
+    decisions_use_stale_records,
+    other_hosts_are_blamed_for_a_reboot,
+    steps_in_the_future_count_as_recent,
     a_clock_set_forward_makes_programs_stuck,
-    hosts_are_driven_before_they_are_listed,
-    a_silent_host_is_never_judged,
-    to_be_let_in_counts_as_an_answer,
-    a_failure_counts_as_a_departure,
-    a_claim_is_not_checked_at_a_save,
-    the_fencing_number_does_not_grow,
-    folders_do_not_carry_their_owner,
-    names_that_an_old_writer_uses_are_used_again,
+    hosts_are_connected_before_they_are_listed,
+    silent_hosts_are_never_diagnosed,
+    a_login_counts_as_a_report,
+    failures_are_not_counted,
+    claims_are_not_checked_at_a_save,
+    fencing_numbers_do_not_grow,
+    checkpoint_folders_have_no_owner,
+    file_names_of_an_old_writer_are_reused,
 )
 
 
-def seeds_needed(mutation: Mutation, workers: int, most: int = MOST) -> tuple[int, str] | None:
-    """The schedule by which it is found, and the promise; None where it is not."""
+def seeds_needed(
+    mutation: Mutation, workers: int, max_seeds: int = MAX_SEEDS
+) -> tuple[int, str] | None:
+    """Return the first seed that finds the bug and the broken invariant; None if none does."""
     with mutation():
-        for seed, broken in each(_broken, range(1, most + 1), workers):
+        for seed, broken in run_all(_broken, range(1, max_seeds + 1), workers):
             if broken:
                 return seed, broken
     return None
 
 
 def _broken(seed: int) -> str:
-    return next(iter(simulate(draw(seed)).broken), "")
+    return next(iter(simulate(generate_schedule(seed)).broken), "")
 
 
 def main() -> int:
-    """A line for each, and exit code 1 where one was not found."""
+    """Print a line for each bug. Return exit code 1 if one was not found."""
     options = argparse.ArgumentParser(prog="python -m tests.simulation.mutations")
-    options.add_argument("--workers", type=count, default=os.cpu_count() or 1)
-    options.add_argument("--seeds", type=count, default=MOST)
+    options.add_argument("--workers", type=positive_integer, default=os.cpu_count() or 1)
+    options.add_argument("--seeds", type=positive_integer, default=MAX_SEEDS)
     options.add_argument("names", nargs="*")
-    asked = options.parse_args()
-    settle()
-    known = {mutation.__name__ for mutation in MUTATIONS}
-    if unknown := set(asked.names) - known:
-        options.error(f"{min(unknown)} is none of {', '.join(sorted(known))}")
+    arguments = options.parse_args()
+    fix_hash_seed()
+    names = {mutation.__name__ for mutation in MUTATIONS}
+    if unknown := set(arguments.names) - names:
+        options.error(f"{min(unknown)} is none of {', '.join(sorted(names))}")
     missed = 0
     for mutation in MUTATIONS:
-        if asked.names and mutation.__name__ not in asked.names:
+        if arguments.names and mutation.__name__ not in arguments.names:
             continue
-        found = seeds_needed(mutation, asked.workers, asked.seeds)
-        missed += found is None
+        result = seeds_needed(mutation, arguments.workers, arguments.seeds)
+        missed += result is None
         name = mutation.__name__.replace("_", " ")
-        told = f"by seed {found[0]:4}  {found[1]}" if found else f"not found in {asked.seeds} seeds"
-        print(f"{name:48} {told}", flush=True)
+        text = f"not found in {arguments.seeds} seeds"
+        if result is not None:
+            text = f"by seed {result[0]:4}  {result[1]}"
+        print(f"{name:48} {text}", flush=True)
     print(f"{missed} not found")
     return 1 if missed else 0
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from drumline.errors import UserError
 from drumline.train.checkpoints.fence import Fence, FencedOff, Writer, newest
-from tests.simulation.nature import Nature
+from tests.simulation.environment import Environment
 from tests.train.checkpoints.fences import MemoryRecords, fence_of
 
 BEAT = 900.0
@@ -64,9 +64,9 @@ class Bucket:
 class Folder:
     """A checkpoint folder: its claims, its complete checkpoints, and who has written what."""
 
-    def __init__(self, nature: Nature, name: str) -> None:
+    def __init__(self, environment: Environment, name: str) -> None:
         """Begin empty."""
-        self._nature, self._name = nature, name
+        self._environment, self._name = environment, name
         self.records = MemoryRecords()
         self.complete: dict[str, tuple[str, int]] = {}
         """Name → the job whose parameters it has, and the step."""
@@ -82,7 +82,7 @@ class Folder:
         """The newest step that a program of this job goes on from."""
         others = {other for other, _ in self.complete.values()} - {job}
         if others:
-            self._nature.breaks(f"{job} finds checkpoints of {min(others)} in {self._name}")
+            self._environment.fail(f"{job} finds checkpoints of {min(others)} in {self._name}")
         return max((step for _, step in self.complete.values()), default=0)
 
     def new_name(self, step: int, fence: Fence) -> str:
@@ -108,7 +108,7 @@ class Folder:
         used_since = self.announced.get(name, 0) > writer.number
         if used_since or name not in (*holder.abandoned, *holder.removing):
             text = f"{job} {did} {name} in {self._name}, which {holder.writer.job} has taken over"
-            self._nature.breaks(text)
+            self._environment.fail(text)
 
 
 class Running:
@@ -116,7 +116,7 @@ class Running:
 
     def __init__(
         self,
-        nature: Nature,
+        environment: Environment,
         job: str,
         attempt: int,
         ranks: int,
@@ -126,12 +126,12 @@ class Running:
         fence: int = 0,
     ) -> None:
         """Nothing happens before every rank has started."""
-        self._nature = nature
+        self._environment = environment
         self.job, self.attempt, self._ranks = job, attempt, ranks
         self._plan = plan
-        self._bucket = nature.buckets.setdefault(job, Bucket())
+        self._bucket = environment.buckets.setdefault(job, Bucket())
         where = checkpoint or job
-        self._folder = nature.folders.setdefault(where, Folder(nature, where))
+        self._folder = environment.folders.setdefault(where, Folder(environment, where))
         self._identity = (owner, fence)
         self._fence: Fence | None = None
         self._writing: tuple[str, int] | None = None
@@ -146,7 +146,7 @@ class Running:
         """A rank has started."""
         self._joined[rank] = place
         if len(self._joined) == self._ranks:
-            self._task = self._nature.spawn(self._go())
+            self._task = self._environment.spawn(self._go())
 
     async def _go(self) -> None:
         plan, bucket = self._plan, self._bucket
@@ -155,24 +155,24 @@ class Running:
             self._fence = self._folder.claim(self.job, self.attempt, *self._identity)
         except UserError as refusal:
             if not self._was_replaced():
-                self._nature.breaks(f"attempt {self.attempt} of {self.job}: {refusal}")
+                self._environment.fail(f"attempt {self.attempt} of {self.job}: {refusal}")
             self.rank_died(0, 2, str(refusal))
             return
         resumed = self.step = self._folder.restore(self.job)
         self._tell(resumed)
-        beat = self._nature.now() + BEAT
+        beat = self._environment.now() + BEAT
         while self.step < plan.steps:
             ahead = [s for n, s in enumerate(b.step for b in plan.bugs) if n not in bucket.bugs_had]
             goal = min([plan.steps, self.step - self.step % plan.save_every + plan.save_every])
             goal = min([goal, *(step for step in ahead if step > self.step)])
             seconds = (goal - self.step) * plan.seconds
-            began, first = self._nature.now(), self.step
-            while (left := began + seconds - self._nature.now()) > 0:
-                await asyncio.sleep(min(left, max(0.01, beat - self._nature.now())))
-                passed = (self._nature.now() - began) / plan.seconds
+            began, first = self._environment.now(), self.step
+            while (left := began + seconds - self._environment.now()) > 0:
+                await asyncio.sleep(min(left, max(0.01, beat - self._environment.now())))
+                passed = (self._environment.now() - began) / plan.seconds
                 self.step = min(goal, first + int(passed))
-                if self._nature.now() >= beat:
-                    beat = self._nature.now() + BEAT
+                if self._environment.now() >= beat:
+                    beat = self._environment.now() + BEAT
                     self._tell(resumed)
             self.step = goal
             bug = self._bug_at(goal)
@@ -182,7 +182,7 @@ class Running:
             if goal % plan.save_every == 0 or goal == plan.steps:
                 try:
                     self._begin_write(goal)
-                    await asyncio.sleep(self._nature.streams["programs"].delay(WRITING))
+                    await asyncio.sleep(self._environment.streams["programs"].delay(WRITING))
                     self._end_write()
                 except FencedOff as lost:
                     self._stopped_by(lost)
@@ -227,13 +227,13 @@ class Running:
     def _stopped_by(self, lost: FencedOff) -> None:
         """End the program. Only a later attempt may have taken the folder over."""
         if not self._was_replaced():
-            self._nature.breaks(f"attempt {self.attempt} of {self.job}: {lost}")
+            self._environment.fail(f"attempt {self.attempt} of {self.job}: {lost}")
         self.rank_died(0, 1, str(lost))
 
     async def _late(self, seconds: float) -> None:
         """What was under way when the program was ended is done after all."""
         await asyncio.sleep(seconds)
-        self._nature.note("late", self.job, self.attempt, str(self._writing))
+        self._environment.note("late", self.job, self.attempt, str(self._writing))
         try:
             if self._fence is None:
                 self._fence = self._folder.claim(self.job, self.attempt, *self._identity)
@@ -253,13 +253,13 @@ class Running:
         return None
 
     def _has(self, bug: Bug) -> None:
-        self._nature.note("bug", self.job, self.attempt, bug.kind)
+        self._environment.note("bug", self.job, self.attempt, bug.kind)
         if bug.kind == "hang":
             self.hanging = True
-            self._nature.failures[self.job] = self._nature.failures.get(self.job, 0) + 1
+            self._environment.failures[self.job] = self._environment.failures.get(self.job, 0) + 1
             return
         code = 1 if bug.kind == "exit" else -9
-        self._nature.failures[self.job] = self._nature.failures.get(self.job, 0) + 1
+        self._environment.failures[self.job] = self._environment.failures.get(self.job, 0) + 1
         self.rank_died(bug.rank % self._ranks, code, "ValueError: shapes do not match")
 
     def rank_died(self, rank: int, code: int, error: str = "") -> None:
@@ -272,7 +272,9 @@ class Running:
     def _follow(self) -> None:
         self._end_task()
         for rank in list(self._joined):
-            self._nature.spawn(self._follows(rank, self._nature.streams["programs"].delay(5.0)))
+            self._environment.spawn(
+                self._follows(rank, self._environment.streams["programs"].delay(5.0))
+            )
 
     async def _follows(self, rank: int, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -315,9 +317,9 @@ class Running:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-            dice = self._nature.streams["late"]
-            if self._identity[0] and dice.chance(LATE):
-                self._nature.spawn(self._late(dice.delay(600.0, 14_400.0, 0.3)))
+            stream = self._environment.streams["late"]
+            if self._identity[0] and stream.chance(LATE):
+                self._environment.spawn(self._late(stream.delay(600.0, 14_400.0, 0.3)))
 
     def _tell(self, resumed: int) -> None:
         if not self._plan.tells:

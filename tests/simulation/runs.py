@@ -1,4 +1,4 @@
-"""Many schedules, side by side in processes of their own."""
+"""Run many schedules in parallel, in processes of their own."""
 
 import gc
 import logging
@@ -13,53 +13,53 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 CASES = 25
-"""The most that one process takes on."""
+"""The most schedules of one process."""
 Case = TypeVar("Case")
 Result = TypeVar("Result")
 
 
 class WorkerDied(Exception):
-    """A process ended before it had done its work, or with an error."""
+    """A process ended before its work was done, or with an error."""
 
 
-def settle() -> None:
-    """Begin this process again if need be, so that nothing in it differs from the last time."""
-    # Sets of names have an order by their hashes, which Python draws anew for each process.
+def fix_hash_seed() -> None:
+    """Restart this process with a fixed hash seed if needed, so that every run is the same."""
+    # The order of sets depends on hashes, which Python seeds anew for each process.
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, sys.orig_argv)  # noqa: S606, ourselves
-    # So that the processes begun here end too, and put their folders away.
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606, this program
+    # So that the child processes end too, and remove their folders.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     logging.disable(logging.CRITICAL)
     sys.unraisablehook = lambda _: None
 
 
-def count(given: str) -> int:
-    """An option that is a number from one on."""
-    number = int(given)
+def positive_integer(text: str) -> int:
+    """Parse an option that is a positive integer."""
+    number = int(text)
     if number < 1:
         raise ArgumentTypeError(f"{number} is not a number from 1 on")
     return number
 
 
-def each(
+def run_all(
     work: Callable[[Case], Result], cases: Iterable[Case], workers: int
 ) -> Iterator[tuple[Case, Result]]:
-    """What `work` makes of each case, as it is done; what is patched here is patched there too."""
+    """Yield the result of `work` for each case. Patches of this process apply there too."""
     gc.freeze()
-    # A new process every now and then: what killed servers left behind is freed with it.
+    # Processes are replaced regularly, which frees the memory of killed servers.
     context = multiprocessing.get_context("fork")
-    left = iter(cases)
+    remaining = iter(cases)
     running: dict[Connection, Any] = {}
 
     def begin() -> None:
-        batch = list(islice(left, CASES))
+        batch = list(islice(remaining, CASES))
         if batch:
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(work, batch, theirs))
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(work, batch, sender))
             process.start()
-            theirs.close()
-            running[ours] = process
+            sender.close()
+            running[receiver] = process
 
     try:
         for _ in range(workers):
@@ -68,7 +68,7 @@ def each(
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
                 try:
-                    case, result, wrong = ready.recv()
+                    case, result, error = ready.recv()
                 except EOFError:
                     process = running.pop(ready)
                     process.join()
@@ -76,8 +76,8 @@ def each(
                         raise WorkerDied(f"a process ended with {process.exitcode}") from None
                     begin()
                     continue
-                if wrong:
-                    raise WorkerDied(f"{case}: {wrong}")
+                if error:
+                    raise WorkerDied(f"{case}: {error}")
                 yield case, result
     finally:
         for process in running.values():
@@ -85,17 +85,17 @@ def each(
             process.join()
 
 
-def _work(work: Callable[[Any], Any], batch: list[Any], told: Connection) -> None:
-    # So that a folder is put away, whatever ends this.
+def _work(work: Callable[[Any], Any], batch: list[Any], sender: Connection) -> None:
+    # So that folders are removed, whatever ends this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     signal.signal(signal.SIGINT, lambda *_: sys.exit(1))
-    # A collection would close what a killed server left behind at a moment that no seed has drawn.
+    # A collection would close the files of killed servers at a time that no seed determines.
     gc.disable()
     for case in batch:
         try:
-            result, wrong = work(case), ""
-        except Exception as trouble:
-            result, wrong = None, repr(trouble)
-        told.send((case, result, wrong))
-        if wrong:
+            result, message = work(case), ""
+        except Exception as error:
+            result, message = None, repr(error)
+        sender.send((case, result, message))
+        if message:
             return

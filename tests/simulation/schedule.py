@@ -7,8 +7,8 @@ made shorter by leaving things out.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.simulation.environment import RandomStreams, Stream
 from tests.simulation.programs import Bug, Failing, Plan
-from tests.simulation.streams import Stream, Streams
 
 HOUR = 3600.0
 NIGHT = 8 * HOUR
@@ -124,31 +124,35 @@ _VERBS: tuple[tuple[str, float], ...] = (
 )
 
 
-def draw(seed: int) -> Schedule:
+def generate_schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
-    dice = Streams(seed)["schedule"]
+    stream = RandomStreams(seed)["schedule"]
     night = NIGHT
-    many = dice.randint(8, 10)
-    jobs = tuple(_job(dice, n, dice.uniform(0, night * 0.6)) for n in range(1, many + 1))
+    many = stream.randint(8, 10)
+    jobs = tuple(_job(stream, n, stream.uniform(0, night * 0.6)) for n in range(1, many + 1))
     # A calm night finds what a stormy one hides, and the other way round.
-    storm = dice.choice((0.3, 0.5, 0.8, 1.2))
+    storm = stream.choice((0.3, 0.5, 0.8, 1.2))
     incidents = []
     for kind, often, lasts in _FAULTS:
-        for _ in range(_poisson(dice, often * storm)):
-            seconds = lasts * dice.expovariate(1.0) if lasts > 60 else lasts
+        for _ in range(_poisson(stream, often * storm)):
+            seconds = lasts * stream.expovariate(1.0) if lasts > 60 else lasts
             incidents.append(
                 Incident(
-                    dice.uniform(0, night), kind, dice.randrange(1 << 16), seconds, dice.random()
+                    stream.uniform(0, night),
+                    kind,
+                    stream.randrange(1 << 16),
+                    seconds,
+                    stream.random(),
                 )
             )
     for verb, often in _VERBS:
-        for _ in range(_poisson(dice, often)):
-            at, target = dice.uniform(0, night), dice.randrange(1 << 16)
+        for _ in range(_poisson(stream, often)):
+            at, target = stream.uniform(0, night), stream.randrange(1 << 16)
             incidents.append(Incident(at, verb, target))
-            if dice.chance(0.4):
+            if stream.chance(0.4):
                 # Two people at one job, within moments of each other.
-                other = dice.choice(_VERBS)[0]
-                incidents.append(Incident(at + dice.uniform(0, 3.0), other, target))
+                other = stream.choice(_VERBS)[0]
+                incidents.append(Incident(at + stream.uniform(0, 3.0), other, target))
     incidents.sort(key=lambda incident: incident.at)
     # From dice of its own, as the chips below.
     homes = Stream(f"{seed} homes")
@@ -157,33 +161,33 @@ def draw(seed: int) -> Schedule:
         others = [_job(homes, n, homes.uniform(0, night * 0.6)) for n in numbers]
         jobs += tuple(replace(job, home=1) for job in others)
     return Schedule(
-        seed, jobs, tuple(incidents), dice.choice((0.02, 2.0, 10.0, 10.0, *(20.0,) * 4))
+        seed, jobs, tuple(incidents), stream.choice((0.02, 2.0, 10.0, 10.0, *(20.0,) * 4))
     )
 
 
-def _job(dice: Stream, number: int, at: float) -> JobPlan:
-    zones = sorted(dice.sample(ZONES, dice.randint(1, 3)))
-    steps = dice.randint(3, 15)
-    tells = dice.chance(0.8)
+def _job(stream: Stream, number: int, at: float) -> JobPlan:
+    zones = sorted(stream.sample(ZONES, stream.randint(1, 3)))
+    steps = stream.randint(3, 15)
+    tells = stream.chance(0.8)
     # Of a program that tells nothing nobody can say that it hangs.
     failing: tuple[Failing, ...] = ("exit", "killed", "hang") if tells else ("exit", "killed")
     bugs = tuple(
-        Bug(dice.randint(1, steps - 1), dice.choice(failing), dice.randrange(4))
-        for _ in range(dice.choice((0, 0, 0, 0, 0, 1, 1, 2, 5)))
+        Bug(stream.randint(1, steps - 1), stream.choice(failing), stream.randrange(4))
+        for _ in range(stream.choice((0, 0, 0, 0, 0, 1, 1, 2, 5)))
     )
-    failures = dice.choice((0, 1, 3, 3, 3))
+    failures = stream.choice((0, 1, 3, 3, 3))
     spec = {
         "name": f"job-{number}",
-        "accelerator": dice.choice(KINDS),
+        "accelerator": stream.choice(KINDS),
         "zones": zones,
         "run": "python train.py",
         "workdir": None,
         "checkpoint": "gs://lab/run",
         "secrets": ["TOKEN"],
-        "setup": dice.choice((None, "make data")),
+        "setup": stream.choice((None, "make data")),
         "retry": {"failures": failures, "bad_hosts": 50},
-        "keep": dice.choice((0, 600, 3600)),
-        "stop_grace": dice.choice((5, 30)),
+        "keep": stream.choice((0, 600, 3600)),
+        "stop_grace": stream.choice((5, 30)),
         "stuck_after": 2400,
     }
     # From dice of its own: a draw more in these would change every other night.
@@ -194,19 +198,19 @@ def _job(dice: Stream, number: int, at: float) -> JobPlan:
     }
     program = Plan(
         steps=steps,
-        seconds=dice.uniform(180.0, 600.0),
-        save_every=dice.choice((1, 3, 8)),
+        seconds=stream.uniform(180.0, 600.0),
+        save_every=stream.choice((1, 3, 8)),
         bugs=bugs,
-        on_sigterm=dice.choice(("leaves", "dies", "ignores")),
+        on_sigterm=stream.choice(("leaves", "dies", "ignores")),
         tells=tells,
     )
     return JobPlan(number, at, spec, program)
 
 
-def _poisson(dice: Stream, mean: float) -> int:
+def _poisson(stream: Stream, mean: float) -> int:
     """How often something of that mean happens."""
-    count, left = 0, dice.expovariate(1.0)
+    positive_integer, left = 0, stream.expovariate(1.0)
     while left < mean:
-        count += 1
-        left += dice.expovariate(1.0)
-    return count
+        positive_integer += 1
+        left += stream.expovariate(1.0)
+    return positive_integer

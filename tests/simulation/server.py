@@ -27,27 +27,27 @@ from starlette.types import ASGIApp, Message
 
 from drumline.hosts import driver
 from drumline.jobs.config import read
-from drumline.jobs.controller import supervisor, zone_watch
+from drumline.jobs.controller import slices, supervisor
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.server.api import JobsApi
 from drumline.jobs.server.service import JobService
 from drumline.jobs.store.records import Store
 from tests.simulation.cloud import SimulatedCloud
+from tests.simulation.environment import Environment
 from tests.simulation.hosts import SimulatedConnection
 from tests.simulation.loop import PARTY, NotSimulated
-from tests.simulation.nature import Nature
 
 KEY = "ssh-ed25519 AAAA drumline"
 
 
-NO_ROOM = 507
+INSUFFICIENT_STORAGE = 507
 SWEEP_SECONDS = 4 * 3600.0
 """Between two looks at zones in which nothing of ours should be."""
 ASKS_A_MINUTE = 12.0
 """Requests for slices that the server may make; one that has just started, a minute's more."""
 
 
-class Died(Exception):
+class ServerKilled(Exception):
     """The server was killed before it answered."""
 
 
@@ -64,15 +64,20 @@ class Server:
     """One home folder, and whoever serves it now."""
 
     def __init__(
-        self, nature: Nature, cloud: SimulatedCloud, home: Path, settings: str, name: str = "server"
+        self,
+        environment: Environment,
+        cloud: SimulatedCloud,
+        home: Path,
+        settings: str,
+        name: str = "server",
     ) -> None:
         """Nobody serves it yet."""
-        self._nature, self._cloud, self._home = nature, cloud, home
+        self._environment, self._cloud, self._home = environment, cloud, home
         self._name = name
         self.owner = ""
         """The id of its database."""
         (home / "config.yaml").write_text(settings)
-        self._config = replace(read(home), asks_a_minute=ASKS_A_MINUTE)
+        self._config = replace(read(home), requests_per_minute=ASKS_A_MINUTE)
         self.lives = 0
         self.started: list[float] = []
         """When each life began."""
@@ -90,11 +95,11 @@ class Server:
 
     def wall(self) -> float:
         """What the server takes for the date."""
-        return self._nature.now() + self.stepped
+        return self._environment.now() + self.stepped
 
     def monotonic(self) -> float:
         """What the server takes for the time that has passed."""
-        return self._nature.now() - self._slept
+        return self._environment.now() - self._slept
 
     @property
     def alive(self) -> bool:
@@ -106,7 +111,7 @@ class Server:
         self.lives += 1
         self._party = f"{self._name}-{self.lives}"
         self._died = asyncio.Event()
-        self._nature.note("server starts", self.lives)
+        self._environment.note("server starts", self.lives)
         context = copy_context()
         context.run(PARTY.set, self._party)
         context.run(self._begin)
@@ -114,21 +119,21 @@ class Server:
     def _begin(self) -> None:
         store = Store(self._home / "jobs.db")
         self.owner = store.owner
-        self.started.append(self._nature.now())
+        self.started.append(self._environment.now())
         self._supervisor = Supervisor(
             store, self._cloud, self._config, KEY, wall=self.wall, monotonic=self.monotonic
         )
         self.service = JobService(self._supervisor)
         self._application = JobsApi(self.service, lambda: None, lambda: None).application()
-        self._nature.spawn(self._supervisor.run(), self._party)
+        self._environment.spawn(self._supervisor.run(), self._party)
 
     def kill(self) -> None:
         """As `kill -9` does: nothing that it had begun goes on, nothing is put away."""
         if self.service is None:
             return
-        self._nature.note("server killed", self.lives)
-        self._nature.loop.kill(self._party)
-        self._graveyard += [self._nature.loop.under_way(), self._supervisor, self.service]
+        self._environment.note("server killed", self.lives)
+        self._environment.loop.kill(self._party)
+        self._graveyard += [self._environment.loop.under_way(), self._supervisor, self.service]
         self.service.store.close()
         self._supervisor = self.service = self._application = None
         self._died.set()
@@ -136,18 +141,18 @@ class Server:
     async def sleep(self, seconds: float, counts: bool) -> None:
         """The machine sleeps; whether its own clock counts that differs between machines."""
         party = self._party
-        self._nature.note("machine sleeps", seconds)
+        self._environment.note("machine sleeps", seconds)
         self.asleep = True
-        self._nature.loop.put_to_sleep(party)
+        self._environment.loop.put_to_sleep(party)
         await asyncio.sleep(seconds)
         self.asleep = False
         if party != self._party:
             return  # it lost its power meanwhile
         if not counts:
             self._slept += seconds
-        for host in self._nature.hosts.values():
+        for host in self._environment.hosts.values():
             host.cut()  # nobody had answered them
-        self._nature.loop.wake_up(party)
+        self._environment.loop.wake_up(party)
 
     def fill_disk(self, full: bool) -> None:
         """Whether the database can grow no more."""
@@ -159,16 +164,16 @@ class Server:
     async def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
         """What a user's command asks of the server that runs now. Raises Died and Refused."""
         if self._application is None:
-            raise Died
-        answer: asyncio.Future[tuple[int, Any]] = self._nature.loop.create_future()
+            raise ServerKilled
+        answer: asyncio.Future[tuple[int, Any]] = self._environment.loop.create_future()
         asking = _ask(self._application, method, path, urlencode(query), body, answer)
-        self._nature.spawn(asking, self._party)
+        self._environment.spawn(asking, self._party)
         died = asyncio.ensure_future(self._died.wait())
         waits: set[asyncio.Future[Any]] = {answer, died}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         died.cancel()
         if not answer.done():
-            raise Died
+            raise ServerKilled
         code, said = answer.result()
         if code >= 400:
             raise Refused(code, said["error"])
@@ -202,26 +207,26 @@ async def _ask(
 
     try:
         await application(scope, receive, send)
-    except Exception as wrong:
-        answer.set_exception(wrong)
+    except Exception as error:
+        answer.set_exception(error)
     else:
         answer.set_result((code, json.loads(content)))
 
 
-def _forbidden(nature: Nature, what: str) -> Callable[..., Any]:
+def _forbidden(environment: Environment, what: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         # Noted too: whoever asked for it may catch what is raised.
-        nature.breaks(f"not simulated: {what}")
+        environment.fail(f"not simulated: {what}")
         raise NotSimulated(what)
 
     return refuse
 
 
 @contextlib.contextmanager
-def nothing_real(nature: Nature, server: Server, round_pause: float = 0.02) -> Iterator[None]:
+def isolate(environment: Environment, server: Server, round_pause: float = 0.02) -> Iterator[None]:
     """No wall clock, thread, socket or chance but the simulation's own."""
-    dice = nature.streams["server"]
-    SimulatedConnection.nature = nature
+    stream = environment.streams["server"]
+    SimulatedConnection.environment = environment
     chance, clock = "unseeded chance", "a clock that is not simulated"
     forbidden = (
         (time, "monotonic_ns", clock),
@@ -244,11 +249,11 @@ def nothing_real(nature: Nature, server: Server, round_pause: float = 0.02) -> I
             (time, "time_ns", lambda: int(server.wall() * 1e9)),
             (time, "monotonic", server.monotonic),
             (supervisor, "ROUND_PAUSE", round_pause),
-            (zone_watch, "SWEEP_SECONDS", SWEEP_SECONDS),
+            (slices, "SWEEP_SECONDS", SWEEP_SECONDS),
             (driver, "Connection", SimulatedConnection),
-            (driver, "random", dice),
-            (secrets, "token_hex", lambda n: f"{dice.getrandbits(8 * n):0{2 * n}x}"),
-            *((target, name, _forbidden(nature, what)) for target, name, what in forbidden),
+            (driver, "random", stream),
+            (secrets, "token_hex", lambda n: f"{stream.getrandbits(8 * n):0{2 * n}x}"),
+            *((target, name, _forbidden(environment, what)) for target, name, what in forbidden),
         ):
             patches.enter_context(patch.object(target, name, put))
         yield

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.cloud import SimulatedCloud
+from tests.simulation.environment import Environment, RandomStreams
 from tests.simulation.loop import PARTY, Deadlock, NotSimulated, SimulatedLoop
-from tests.simulation.nature import Nature
-from tests.simulation.server import Server, nothing_real
-from tests.simulation.streams import Streams
+from tests.simulation.server import Server, isolate
 
 
 @pytest.fixture
@@ -83,8 +82,8 @@ def test_nothing_of_a_killed_party_runs_again_and_one_asleep_runs_late(loop: Sim
 def test_what_no_seed_decides_raises(
     loop: SimulatedLoop, tmp_path: Path, unsimulated: Callable[[], object]
 ) -> None:
-    nature = Nature(loop, Streams(1))
-    cloud = SimulatedCloud(nature, ("us-central1-a",), 4)
-    server = Server(nature, cloud, tmp_path, "cloud: google\nproject: lab-tpu-1\n")
-    with nothing_real(nature, server), pytest.raises(NotSimulated):
+    environment = Environment(loop, RandomStreams(1))
+    cloud = SimulatedCloud(environment, ("us-central1-a",), 4)
+    server = Server(environment, cloud, tmp_path, "cloud: google\nproject: lab-tpu-1\n")
+    with isolate(environment, server), pytest.raises(NotSimulated):
         unsimulated()

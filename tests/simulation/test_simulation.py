@@ -10,13 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SEEDS, AT_A_TIME = 60, 15
 QUICKLY_FOUND = (
-    "a_release_is_dropped",
-    "a_preemption_counts_as_a_failure",
-    "one_listing_is_believed",
-    "a_secret_outlives_its_job",
-    "a_request_is_not_written_down",
-    "a_failure_counts_as_a_departure",
-    "decisions_are_made_on_what_was_known_before",
+    "releases_are_dropped",
+    "preemptions_count_as_failures",
+    "a_gap_in_one_listing_counts_as_gone",
+    "secrets_are_never_deleted",
+    "requests_are_not_saved",
+    "failures_are_not_counted",
+    "decisions_use_stale_records",
 )
 """Found by the first schedules already; `python -m tests.simulation.mutations` takes on all."""
 
@@ -24,9 +24,9 @@ QUICKLY_FOUND = (
 def simulation(*words: str) -> "subprocess.CompletedProcess[str]":
     """In a process of its own, whose sets of names have a fixed order."""
     command = [sys.executable, "-m", *words]
-    surroundings = os.environ | {"PYTHONHASHSEED": "0"}
+    environment_variables = os.environ | {"PYTHONHASHSEED": "0"}
     return subprocess.run(
-        command, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env=environment_variables, capture_output=True, text=True, check=False
     )
 
 

@@ -1,7 +1,7 @@
-"""A training job on the emulator that is disturbed at random moments, and one that is not.
+"""Training jobs on the emulator, with disturbances at random moments.
 
-Each blow waits until the program's own heartbeat says that its step has come, or until the program
-has started and a moment that was drawn has passed, and then until the attempt it fell on has ended.
+A disturbance waits until the program's heartbeat reports its step, or until the program has started
+and a random time has passed. The next one waits until the disturbed attempt has ended.
 """
 
 import contextlib
@@ -28,122 +28,122 @@ _PIDFD_GETFD = 438
 
 
 @dataclass(frozen=True)
-class Blow:
-    """What happens to an attempt, and when."""
+class Disturbance:
+    """A disturbance of an attempt, and its time."""
 
     kind: str
     step: int = 0
-    """The step at which it falls; 0 while the program starts."""
+    """The step at which it happens; 0 during the startup of the program."""
     wait: float = 0.0
     """Seconds from the program's start."""
 
     def __str__(self) -> str:
-        """`slice taken at step 12`."""
+        """Return a text such as `slice taken at step 12`."""
         return f"{self.kind} at " + (f"step {self.step}" if self.step else f"{self.wait:.1f} s")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A job on a world, and the dice that aim."""
+    """A job to disturb."""
 
     world: World
     job: str
-    chance: random.Random
+    rng: random.Random
 
     def programs(self, *hosts: int) -> list[int]:
-        """The processes of the job's program on these hosts."""
+        """Return the processes of the job's program on these hosts."""
         home = os.fsencode(self.world.home / "emulator")
-        wanted = [b"DRUMLINE_EMULATOR=" + home, b"DRUMLINE_JOB_ID=" + self.job.encode()]
+        required = [b"DRUMLINE_EMULATOR=" + home, b"DRUMLINE_JOB_ID=" + self.job.encode()]
         numbers = {b"DRUMLINE_HOST=%d" % host for host in hosts}
-        found = []
+        pids = []
         for pid in processes.find_by_environment(f"DRUMLINE_JOB_ID={self.job}"):
             with contextlib.suppress(OSError):
-                known = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-                if known.issuperset(wanted) and known & numbers:
-                    found.append(pid)
-        return found
+                environment = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+                if environment.issuperset(required) and environment & numbers:
+                    pids.append(pid)
+        return pids
 
     def step(self) -> int:
-        """The step that the program on host 0 told last; 0 where it has told none."""
+        """Return the last step that the program on host 0 reported, or 0."""
         for pid in self.programs(0):
             with contextlib.suppress(OSError):
-                known = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                path = next(one for one in known if one.startswith(b"DRUMLINE_HEARTBEAT="))
-                told = json.loads(Path(os.fsdecode(path.partition(b"=")[2])).read_text())
-                return int(told["step"])
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                path = next(item for item in environment if item.startswith(b"DRUMLINE_HEARTBEAT="))
+                fields = json.loads(Path(os.fsdecode(path.partition(b"=")[2])).read_text())
+                return int(fields["step"])
         return 0
 
     def attempts(self) -> list[dict[str, Any]]:
-        """The job's attempts so far, the last of them perhaps under way."""
+        """Return the job's attempts so far, including the current one."""
         return list(self.world.client.show(self.job)["attempts"])
 
 
-def kill_a_host(target: Target) -> None:
-    """SIGKILL to all that the program is on one host; the others find out by themselves."""
-    processes.send(target.programs(target.chance.randrange(HOSTS)), signal.SIGKILL)
+def kill_one_host(target: Target) -> None:
+    """Send SIGKILL to the program on one host."""
+    processes.send(target.programs(target.rng.randrange(HOSTS)), signal.SIGKILL)
 
 
 def kill_all_hosts(target: Target) -> None:
-    """SIGKILL to the program on every host."""
+    """Send SIGKILL to the program on every host."""
     processes.send(target.programs(*range(HOSTS)), signal.SIGKILL)
 
 
-def give_notice(target: Target) -> None:
-    """SIGTERM to the program, and two seconds later the slice is gone."""
+def send_notice(target: Target) -> None:
+    """Send SIGTERM to the program, and preempt the slice two seconds later."""
     target.world.emulator("preempt", target=target.job, notice=2.0)
 
 
-def take_the_slice(target: Target) -> None:
-    """No word of warning."""
+def preempt_slice(target: Target) -> None:
+    """Preempt the slice without notice."""
     target.world.emulator("preempt", target=target.job)
 
 
-def cut_the_connections(target: Target) -> None:
-    """One host loses every connection that its program has."""
-    host = target.chance.randrange(HOSTS)
-    cut = [_cut(pid) for pid in target.programs(host)]
+def cut_connections(target: Target) -> None:
+    """Close all connections of the program on one host."""
+    host = target.rng.randrange(HOSTS)
+    cut = [_cut_connections(pid) for pid in target.programs(host)]
     if not any(cut):
-        # Where the kernel keeps us from it, the host's connection to the server goes instead.
+        # If the kernel forbids this, break the host's connection to the server instead.
         target.world.emulator("break", target=target.job, host=host, how="silent")
 
 
 KINDS: dict[str, Callable[[Target], None]] = {
-    "one host killed": kill_a_host,
+    "one host killed": kill_one_host,
     "all hosts killed": kill_all_hosts,
-    "notice": give_notice,
-    "connections cut": cut_the_connections,
-    "slice taken": take_the_slice,
+    "notice": send_notice,
+    "connections cut": cut_connections,
+    "slice taken": preempt_slice,
 }
-"""What can happen."""
-AT_THE_START = 0.3
-"""How often a blow falls while the program is still starting, of those that can."""
-STARTING = 2.0
-"""Seconds in which no program is done with starting."""
+"""The disturbances, by name."""
+STARTUP_SHARE = 0.3
+"""The share of disturbances during the startup of the program, of those that may happen then."""
+STARTUP_SECONDS = 2.0
+"""No program has started within this time."""
 
 
-def draw(count: int, steps: int, chance: random.Random) -> list[Blow]:
-    """Blows of all kinds, in any order, at moments spread over the first third of the run.
+def draw_disturbances(count: int, steps: int, rng: random.Random) -> list[Disturbance]:
+    """Return disturbances of all kinds, in random order, in the first third of the run.
 
-    The rest is there for the last blow to fall before a fast program is done.
+    In the rest of the run the last disturbance can still happen before a fast program is done.
     """
-    kinds = [kind for _ in range(-(-count // len(KINDS))) for kind in _shuffled(chance)]
-    moments = sorted(chance.sample(range(1, steps // 3), count))
-    return [_blow(kind, step, chance) for kind, step in zip(kinds, moments, strict=False)]
+    kinds = [kind for _ in range(-(-count // len(KINDS))) for kind in _shuffled(rng)]
+    at_steps = sorted(rng.sample(range(1, steps // 3), count))
+    return [_make_disturbance(kind, step, rng) for kind, step in zip(kinds, at_steps, strict=False)]
 
 
-def _blow(kind: str, step: int, chance: random.Random) -> Blow:
-    # A program that starts has no connections yet.
-    if kind != "connections cut" and chance.random() < AT_THE_START:
-        return Blow(kind, wait=chance.uniform(0, STARTING))
-    return Blow(kind, step)
+def _make_disturbance(kind: str, step: int, rng: random.Random) -> Disturbance:
+    # During startup a program has no connections.
+    if kind != "connections cut" and rng.random() < STARTUP_SHARE:
+        return Disturbance(kind, wait=rng.uniform(0, STARTUP_SECONDS))
+    return Disturbance(kind, step)
 
 
-def _shuffled(chance: random.Random) -> list[str]:
-    return chance.sample(list(KINDS), len(KINDS))
+def _shuffled(rng: random.Random) -> list[str]:
+    return rng.sample(list(KINDS), len(KINDS))
 
 
 def train(world: World, config: str, **settings: int) -> str:
-    """A job that trains an example on two hosts of four devices; returns its id."""
+    """Create a job that trains an example on two hosts of four devices, and return its id."""
     words = "".join(f" --set {name}={value}" for name, value in settings.items())
     job = {
         "name": config,
@@ -161,59 +161,65 @@ def train(world: World, config: str, **settings: int) -> str:
     return str(world.client.create(job)["id"])
 
 
-def disturb(target: Target, blows: list[Blow], timeout: float = 120) -> list[dict[str, Any]]:
-    """Let the blows fall, each on an attempt of its own; returns those attempts as they ended."""
+def disturb(
+    target: Target, disturbances: list[Disturbance], timeout: float = 120
+) -> list[dict[str, Any]]:
+    """Disturb a different attempt with each disturbance. Return these attempts after their end."""
     ended: list[dict[str, Any]] = []
-    struck = 0
-    for blow in blows:
-        target.world.until(partial(_has_come, target, blow, struck), timeout, str(blow))
-        time.sleep(blow.wait)
-        struck = len(target.attempts())
-        KINDS[blow.kind](target)
-        target.world.until(partial(_has_ended, target, struck), timeout, f"the end by {blow}")
-        ended.append(target.attempts()[struck - 1])
+    attempt_count = 0
+    for disturbance in disturbances:
+        target.world.until(
+            partial(_is_due, target, disturbance, attempt_count), timeout, str(disturbance)
+        )
+        time.sleep(disturbance.wait)
+        attempt_count = len(target.attempts())
+        KINDS[disturbance.kind](target)
+        target.world.until(
+            partial(_has_ended, target, attempt_count), timeout, f"the end by {disturbance}"
+        )
+        ended.append(target.attempts()[attempt_count - 1])
     return ended
 
 
 def parameters(world: World, job: str, timeout: float = 180) -> str:
-    """The fingerprint of the parameters that a job ended with."""
+    """Return the fingerprint of the final parameters of a job."""
     shown = world.end(job, timeout)
     log = b"".join(world.client.logs(job)).decode()
     assert shown["status"] == "SUCCEEDED", f"{shown['reason']}\n{log[-3000:]}"
     return log.rpartition("\nparameters ")[2].split()[0]
 
 
-def _has_come(target: Target, blow: Blow, struck: int) -> bool:
+def _is_due(target: Target, disturbance: Disturbance, attempt_count: int) -> bool:
     attempts = len(target.attempts())
-    if attempts <= struck or _has_ended(target, attempts):
+    if attempts <= attempt_count or _has_ended(target, attempts):
         return False
     started = all(target.programs(host) for host in range(HOSTS))
-    return started and target.step() >= blow.step
+    return started and target.step() >= disturbance.step
 
 
 def _has_ended(target: Target, attempt: int) -> bool:
     return target.attempts()[attempt - 1]["ended"] is not None
 
 
-def _cut(pid: int) -> bool:
-    """Shut down the TCP connections of another process; whether there was one that we could."""
+def _cut_connections(pid: int) -> bool:
+    """Shut down the TCP connections of another process. Return True if there was one."""
     done = False
     with contextlib.suppress(OSError):
         process = os.pidfd_open(pid)
         try:
             for entry in os.listdir(f"/proc/{pid}/fd"):
-                done |= _shut(process, int(entry))
+                done |= _shut_down(process, int(entry))
         finally:
             os.close(process)
     return done
 
 
-def _shut(process: int, number: int) -> bool:
-    theirs = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, number, 0)
-    if theirs < 0:
+def _shut_down(process: int, number: int) -> bool:
+    descriptor = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, number, 0)
+    if descriptor < 0:
         return False
     try:
-        with socket.socket(fileno=theirs) as connection:
+        with socket.socket(fileno=descriptor) as connection:
             if connection.family not in (socket.AF_INET, socket.AF_INET6):
                 return False
             connection.getpeername()

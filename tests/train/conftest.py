@@ -1,4 +1,4 @@
-"""One compilation for all runs of the same program in these tests."""
+"""A compilation cache for all tests of training."""
 
 # mypy: allow-untyped-calls
 

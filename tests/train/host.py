@@ -1,9 +1,9 @@
-"""What each of two hosts runs in the stories of test_two_hosts.py, one after the other.
+"""The program of each host in test_two_hosts.py: several runs, one after the other.
 
     python host.py FOLDER
 
-All runs share two processes, because starting them is what costs. What the runs came to is written
-to `<folder>/result-<host>.json`; the last run is told to stop from outside.
+All runs share two processes, because starting a process is slow. The results are written to
+`<folder>/result-<host>.json`. The last run is stopped from outside.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.train.toy import ROWS, Slow, toy
 
 
 def main(folder: Path) -> int:
-    """All stories; the exit code is the last one's."""
+    """Run everything and return the exit code of the last run."""
     drumline.distributed.initialize()
     host = jax.process_index()
 

@@ -1,4 +1,4 @@
-"""When a loss or a norm is worth a second look, and when a host is slow."""
+"""The limits of loss and gradient norm, and slow hosts."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def alarms_after(losses: np.ndarray, norms: np.ndarray | None = None) -> Alarms:
     return alarms
 
 
-def test_twice_the_usual_is_beyond_the_limit_once_enough_is_known() -> None:
+def test_twice_the_median_exceeds_the_limit_after_the_warm_up() -> None:
     noise = np.random.default_rng(0).normal(size=WARM_UP)
     early, enough = (alarms_after(3 + 0.05 * noise[:n]) for n in (WARM_UP - 1, WARM_UP))
     assert early.limits == (np.inf, np.inf)
@@ -26,7 +26,7 @@ def test_twice_the_usual_is_beyond_the_limit_once_enough_is_known() -> None:
 
 
 @pytest.mark.parametrize("level", [0.0, 1e-6, -2.0, -0.3])
-def test_a_loss_near_zero_or_below_is_watched_by_its_usual_deviation(level: float) -> None:
+def test_a_loss_near_zero_or_below_is_limited_by_its_deviation(level: float) -> None:
     usual = level + 0.1 * np.random.default_rng(1).normal(size=100)
     loss, _ = alarms_after(usual, np.ones(100)).limits
     assert usual.max() < loss < level + 2.0
@@ -48,7 +48,7 @@ def test_a_noisy_but_healthy_run_alarms_rarely(seed: int) -> None:
     assert times <= 10
 
 
-def test_an_alarm_for_nothing_buys_a_rest_and_the_next_a_longer_one() -> None:
+def test_a_false_alarm_causes_a_pause_and_the_next_a_longer_pause() -> None:
     alarms = alarms_after(np.ones(100))
     rests = []
     for _ in range(3):
@@ -64,7 +64,7 @@ def test_an_alarm_for_nothing_buys_a_rest_and_the_next_a_longer_one() -> None:
     assert rests[2] >= 4 * FIRST_PAUSE
 
 
-def test_each_is_watched_or_not_by_itself() -> None:
+def test_loss_and_norm_have_separate_alarms() -> None:
     alarms = Alarms(None, 2.0)
     for _ in range(100):
         alarms.accept(1.0, 1.0)
@@ -75,11 +75,11 @@ def test_each_is_watched_or_not_by_itself() -> None:
         Settings(check_every=0)
 
 
-def test_a_slow_host_is_told_once_after_many_checks_and_a_very_slow_one_after_few() -> None:
+def test_a_slow_host_is_reported_once_and_a_very_slow_host_sooner() -> None:
     hosts = SlowHosts()
-    said = [hosts.update([1.0, 1.3, 1.01, 0.99]) for _ in range(2 * SLOW_CHECKS)]
-    assert said[SLOW_CHECKS - 1][0].startswith("host 1 is slow: it takes 1.3")
-    assert sum(map(len, said)) == 1
+    messages = [hosts.update([1.0, 1.3, 1.01, 0.99]) for _ in range(2 * SLOW_CHECKS)]
+    assert messages[SLOW_CHECKS - 1][0].startswith("host 1 is slow: it takes 1.3")
+    assert sum(map(len, messages)) == 1
     gross = [
         SlowHosts().update([1.0]),
         *(hosts.update([1.0, 1.0, 5.0, 1.0]) for _ in range(VERY_SLOW_CHECKS)),

@@ -1,4 +1,4 @@
-"""Rows of sums: the device whose bits differ is the one that is found."""
+"""Checksums of devices: a device with different bits is found."""
 
 # mypy: allow-untyped-calls
 
@@ -46,7 +46,7 @@ def lying(tree: dict[str, jax.Array], name: str, device: int, bit: int) -> dict[
     return {**tree, name: bad}
 
 
-def test_what_several_devices_hold_is_told_by_where_it_lies() -> None:
+def test_replica_groups_follow_from_the_sharding() -> None:
     whole, rows, both = replica_groups(MESH, [TREE["whole"], TREE["rows"], TREE["both"]])
     ids = sorted(int(device.id) for device in MESH.devices.flat)
     assert [sorted(group) for group in whole.groups] == [ids]
@@ -57,7 +57,7 @@ def test_what_several_devices_hold_is_told_by_where_it_lies() -> None:
 
 @pytest.mark.parametrize("bit", [0, 77, 400])
 @pytest.mark.parametrize("device", [0, 5])
-def test_a_flipped_bit_in_a_replica_names_its_device(device: int, bit: int) -> None:
+def test_a_flipped_bit_in_a_replica_is_traced_to_its_device(device: int, bit: int) -> None:
     order = replica_groups(MESH, TREE)
     good = device_checksums(MESH, TREE)
     bad = device_checksums(MESH, lying(TREE, "whole", device, bit))
@@ -78,14 +78,14 @@ def test_a_flipped_bit_in_a_replica_names_its_device(device: int, bit: int) -> N
     assert find_deviation([alone, good, good], order) == Deviation((culprit,))
 
 
-def test_what_has_reached_all_accuses_nobody_by_name() -> None:
+def test_an_error_on_all_devices_names_no_device() -> None:
     order = [ReplicaGroups(PartitionSpec(), ((0, 1, 2, 3),))]
     first: DeviceChecksums = dict.fromkeys(range(4), (b"a",))
     second: DeviceChecksums = dict.fromkeys(range(4), (b"b",))
     assert find_deviation([first, second], order) == Deviation()
 
 
-def test_every_device_has_the_same_pulse() -> None:
+def test_every_device_has_the_same_probe_checksum() -> None:
     made, seconds = probe_devices(MESH, step=1)
     assert len(made) == 8
     assert len(set(made.values())) == 1

@@ -1,4 +1,4 @@
-"""`python -m drumline.train`: what it takes, what it says, how it exits."""
+"""`python -m drumline.train`: its arguments, messages and exit codes."""
 
 import re
 import subprocess
@@ -40,14 +40,14 @@ def config(tmp_path: Path) -> str:
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What is said when nothing is done."""
     assert main(list(words)) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    return said.err.strip()
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    return output.err.strip()
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--set", "stps=5"], "--set stps: config.py has no such setting; did you mean steps?"),
         (["--set", "zzz=5"], "--set zzz: config.py has no such setting; it has steps, rate,"),
@@ -66,24 +66,24 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--set", "rate=3", "--set", "policy=skip", "--set", "folder=none"], "300 3.0 skip None"),
     ],
 )
-def test_settings_are_read_as_annotated_or_refused_in_a_sentence(
-    config: str, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_settings_are_parsed_as_annotated_or_rejected_with_a_message(
+    config: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told in refused(capsys, config, *words)
+    assert message in refused(capsys, config, *words)
 
 
 DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
 
 
 @pytest.mark.parametrize("steps", ["0", "-1"])
-def test_a_run_without_steps_is_refused_before_its_schedule_divides_by_them(
+def test_a_run_without_steps_is_rejected_before_its_schedule_divides_by_them(
     steps: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(capsys, DIGITS, "--set", f"steps={steps}")
-    assert said == f"steps: {steps} is too few; use 1 or more"
+    output = refused(capsys, DIGITS, "--set", f"steps={steps}")
+    assert output == f"steps: {steps} is too few; use 1 or more"
 
 
-def test_a_batch_of_more_rows_than_there_are_records_is_refused_before_it_is_made(
+def test_a_batch_larger_than_the_data_set_is_rejected(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert refused(capsys, DIGITS, "--set", "batch=99999999") == (
@@ -92,11 +92,11 @@ def test_a_batch_of_more_rows_than_there_are_records_is_refused_before_it_is_mad
     )
 
 
-def test_files_that_are_no_configs_are_told_apart(
+def test_invalid_config_files_are_rejected_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "the file does not exist" in refused(capsys, str(tmp_path / "none.py"))
-    for name, content, told in (
+    for name, content, message in (
         ("empty.py", "", "the file does not define a function recipe(*, …) -> Recipe"),
         ("loose.py", "def recipe(steps: int = 3): ...", "write def recipe(*, steps, …)"),
         ("wrong.py", "def recipe(*, steps: int = 3): return 5", "recipe returns int, not a Recipe"),
@@ -104,7 +104,7 @@ def test_files_that_are_no_configs_are_told_apart(
         ("config.txt", "", "its name must end in .py"),
     ):
         (tmp_path / name).write_text(content)
-        assert told in refused(capsys, str(tmp_path / name))
+        assert message in refused(capsys, str(tmp_path / name))
     assert "CONFIG.py is missing" in refused(capsys)
 
 
@@ -112,15 +112,15 @@ def test_help_shows_the_docstring_and_every_setting(
     config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([config, "--help"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("A config.\n\n    python -m drumline.train config.py\n")
-    assert "  steps: int = 300\n" in said
-    assert "  policy: Literal['stop', 'skip'] = 'stop'\n" in said
+    output = capsys.readouterr().out
+    assert output.startswith("A config.\n\n    python -m drumline.train config.py\n")
+    assert "  steps: int = 300\n" in output
+    assert "  policy: Literal['stop', 'skip'] = 'stop'\n" in output
     assert main(["--help"]) == 0
     assert "--checkpoint FOLDER" in capsys.readouterr().out
 
 
-def test_what_a_model_refuses_is_a_sentence_and_what_breaks_is_a_traceback(
+def test_an_error_of_a_model_is_a_message_and_other_errors_have_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("drumline.models")
@@ -148,7 +148,7 @@ def test_values(text: str, kind: Any, value: object) -> None:
     assert parse_value("x", text, kind) == value
 
 
-def test_a_union_of_nothing_that_fits_is_refused() -> None:
+def test_a_value_that_fits_no_member_of_a_union_is_rejected() -> None:
     with pytest.raises(UserError, match=re.escape("--set x=y: 'y' is not a number")):
         parse_value("x", "y", int | float)
 
@@ -168,7 +168,7 @@ runpy.run_module("drumline.train", run_name="__main__", alter_sys=True)
 """
 
 
-def test_without_the_extra_it_says_what_to_install(config: str) -> None:
+def test_without_jax_the_command_names_the_extra_to_install(config: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT_JAX, config], capture_output=True, text=True, check=False
     )
@@ -176,8 +176,8 @@ def test_without_the_extra_it_says_what_to_install(config: str) -> None:
     assert run.stderr == "training needs jax: pip install 'drumline[jax]'\n"
     asked = "import sys; sys.modules['optax'] = None; from drumline.train import fit"
     run = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
-    said = run.stderr.splitlines()[-1]
-    assert said == "ImportError: training needs optax: pip install 'drumline[jax]'"
+    output = run.stderr.splitlines()[-1]
+    assert output == "ImportError: training needs optax: pip install 'drumline[jax]'"
 
 
 def test_a_changed_recipe_is_refused_or_allowed(

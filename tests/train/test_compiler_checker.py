@@ -1,4 +1,4 @@
-"""The checker inside the TPU's compiler: its options are taken, and what it finds accuses."""
+"""The checker of the TPU's compiler: its options, and its errors as hardware faults."""
 
 # mypy: allow-untyped-calls
 
@@ -54,7 +54,7 @@ def on_tpus(every: int | None) -> CompilerChecker:
     return CompilerChecker(plan)
 
 
-def test_it_takes_each_so_many_steps_and_what_it_finds_accuses_the_host() -> None:
+def test_the_checker_runs_at_its_interval_and_its_error_is_a_hardware_fault() -> None:
     checker = on_tpus(4)
     assert [step for step in range(1, 13) if checker.checks(step)] == [4, 8, 12]
     assert checker.warning is None
@@ -66,13 +66,13 @@ def test_it_takes_each_so_many_steps_and_what_it_finds_accuses_the_host() -> Non
     # Other steps, and other errors, are not its business.
     with pytest.raises(error), checker.raises_fault(7):
         raise error("INTERNAL: SDC")
-    for said in (
+    for message in (
         "RESOURCE_EXHAUSTED: out of memory",
         "INVALID_ARGUMENT: No such compile option: 'xla_tpu_enable_sdc_checker'",
         "INTERNAL: CpuCallback error calling callback: ValueError: no such file",
     ):
         with pytest.raises(error), checker.raises_fault(8):
-            raise error(said)
+            raise error(message)
     checker.step = SimpleNamespace(lower=lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         checker.compile()  # before the first step, and outside of what accuses

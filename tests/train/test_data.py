@@ -1,4 +1,4 @@
-"""Which records a batch holds, and where they come from."""
+"""The records of a batch, and the data sources."""
 
 # mypy: allow-untyped-calls
 
@@ -19,12 +19,12 @@ from drumline.train.data import shuffled
 
 @settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 3000), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 5))
-def test_an_epoch_holds_every_record_once(count: int, seed: int, epoch: int) -> None:
+def test_an_epoch_has_every_record_once(count: int, seed: int, epoch: int) -> None:
     order = shuffled(np.arange(count), count, (seed, epoch))
     assert sorted(order) == list(range(count))
 
 
-def test_each_epoch_and_each_seed_has_an_order_of_its_own_that_looks_random() -> None:
+def test_every_epoch_and_seed_has_a_different_random_order() -> None:
     count = 20_000
     orders = [shuffled(np.arange(count), count, key) for key in ((0, 0), (0, 1), (1, 0))]
     orders.append(np.arange(count))
@@ -36,7 +36,7 @@ def test_each_epoch_and_each_seed_has_an_order_of_its_own_that_looks_random() ->
     assert len(np.unique(steps)) > 10_000
 
 
-def test_a_record_far_into_a_huge_set_is_found_without_writing_the_order_down() -> None:
+def test_the_order_of_a_huge_data_set_is_not_stored() -> None:
     count = 10**12
     first = shuffled(np.arange(1000), count, (3,))
     assert len(np.unique(first)) == 1000
@@ -52,7 +52,7 @@ def test_a_record_far_into_a_huge_set_is_found_without_writing_the_order_down() 
     hosts=st.sampled_from([1, 2, 4, 8]),
     shuffle=st.booleans(),
 )
-def test_a_batch_is_the_same_however_many_hosts_read_it(
+def test_a_batch_does_not_depend_on_the_number_of_hosts(
     count: int, position: int, hosts: int, shuffle: bool
 ) -> None:
     source = data.arrays({"n": np.arange(count)}, batch=16, seed=5, shuffle=shuffle)
@@ -68,7 +68,7 @@ def test_an_epoch_may_end_within_a_batch() -> None:
     assert list(taken[:10]) != list(taken[10:20])
 
 
-def test_token_files_are_cut_into_windows_that_share_their_ends(tmp_path: Path) -> None:
+def test_windows_of_a_token_file_share_their_ends(tmp_path: Path) -> None:
     ids = np.random.default_rng(0).integers(0, 50_000, 1000).astype(np.uint16)
     ids.tofile(tmp_path / "ids.bin")
     source = data.tokens(tmp_path / "ids.bin", length=16, batch=4, shuffle=False)
@@ -79,7 +79,7 @@ def test_token_files_are_cut_into_windows_that_share_their_ends(tmp_path: Path) 
     assert np.array_equal(window[1], ids[61 * 16 : 62 * 16 + 1])
 
 
-def test_array_records_and_grain_datasets_are_read_by_number(tmp_path: Path) -> None:
+def test_array_records_and_grain_datasets_are_read_by_index(tmp_path: Path) -> None:
     file = str(tmp_path / "a.array_record")
     writer = array_record_module.ArrayRecordWriter(file, "group_size:1")
     for number in range(30):
@@ -94,18 +94,18 @@ def test_array_records_and_grain_datasets_are_read_by_number(tmp_path: Path) -> 
     assert np.array_equal(found["x"], [14, 0])
 
 
-def test_synthetic_records_are_the_same_each_time_and_differ_from_each_other() -> None:
+def test_synthetic_records_are_reproducible_and_different() -> None:
     source = data.synthetic(lambda random: {"x": random.normal(size=3)}, batch=4, seed=2)
     rows = source.records.rows(np.array([5, 6, 5]))["x"]
     assert np.array_equal(rows[0], rows[2])
     assert not np.array_equal(rows[0], rows[1])
 
 
-def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
+def test_invalid_data_is_rejected_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "odd.bin").write_bytes(b"123")
     (tmp_path / "short.bin").write_bytes(bytes(20))
     (tmp_path / "bad.array_record").write_bytes(b"no records" * 20)
-    told = {
+    invalid = {
         "does not exist": lambda: data.tokens(tmp_path / "none.bin", length=4, batch=1),
         "not a whole number of uint16": lambda: data.tokens(
             tmp_path / "odd.bin", length=4, batch=1
@@ -122,7 +122,7 @@ def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
             str(tmp_path / "bad.array_record"), lambda found: {"x": found}, batch=1
         ),
     }
-    for sentence, wrong in told.items():
-        with pytest.raises(UserError, match=re.escape(sentence)) as caught:
-            wrong()
-        assert "\n" not in str(caught.value)
+    for message, make in invalid.items():
+        with pytest.raises(UserError, match=re.escape(message)) as raised:
+            make()
+        assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Programs that give an accuser something to see, and chips that have nothing to do with it."""
+"""Programs with suspicious results on sound chips: none is reported as a hardware fault."""
 
 # mypy: allow-untyped-calls
 
@@ -50,32 +50,32 @@ def uneven(params: Any, batch: Any, key: Any) -> Any:
 
 
 @pytest.mark.parametrize("check_every", [20, None])
-def test_a_spike_of_a_program_that_leaves_its_replicas_different_accuses_nobody(
+def test_diverging_replicas_and_a_spike_are_not_a_hardware_fault(
     check_every: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = spiky(62, 65, Functions(init, uneven), check_every=check_every, save_every=20)
     assert fit(made, checkpoint=tmp_path).step == 65
-    said = capsys.readouterr().out
-    assert said.count("so the cause is the program") == 1
-    assert said.count("a replay gives the same bits, so the cause is the data or the model") == 1
+    output = capsys.readouterr().out
+    assert output.count("so the cause is the program") == 1
+    assert output.count("a replay gives the same bits, so the cause is the data or the model") == 1
     # Replicas that differ prove nothing about what is saved.
     assert not Marks(str(tmp_path)).names_with("checked")
 
 
-def test_a_program_that_calls_back_to_python_need_not_repeat(
+def test_a_program_with_python_callbacks_need_not_be_deterministic(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
 
     def drawn(_: Any) -> Any:
-        return np.float32(chance.normal())
+        return np.float32(rng.normal())
 
     def noisy(params: Any, batch: Any, key: Any) -> Any:
-        told, metrics = loss(params, batch, key)
+        value, metrics = loss(params, batch, key)
         like = jax.ShapeDtypeStruct((), np.float32)
-        here = jax.lax.stop_gradient(told)
+        here = jax.lax.stop_gradient(value)
         noise = jax.lax.cond(here >= 0, lambda x: jax.pure_callback(drawn, like, x), abs, here)
-        return told * (1 + 0.01 * noise), metrics
+        return value * (1 + 0.01 * noise), metrics
 
     assert fit(spiky(62, 65, Functions(init, noisy), check_every=None)).step == 65
     assert (
@@ -84,7 +84,7 @@ def test_a_program_that_calls_back_to_python_need_not_repeat(
     )
 
 
-def test_what_follows_the_step_before_a_spike_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actions_after_the_step_before_a_spike_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate, at = _Run.evaluate, []
 
     def noted(run: _Run) -> None:
@@ -97,7 +97,7 @@ def test_what_follows_the_step_before_a_spike_is_done_once(monkeypatch: pytest.M
     assert at == [61, 65]
 
 
-def test_random_keys_in_the_state_are_compared_and_copied_like_numbers(
+def test_random_keys_in_the_state_are_compared_and_copied(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     noise = optax.add_noise(0.0, 0.55, jax.random.key(1))
@@ -106,7 +106,7 @@ def test_random_keys_in_the_state_are_compared_and_copied_like_numbers(
     assert "a replay gives the same bits" in capsys.readouterr().out
 
 
-def test_without_the_memory_for_a_second_state_nobody_is_accused(
+def test_without_memory_for_a_replay_there_is_no_fault(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: Any) -> Any:
@@ -127,14 +127,14 @@ def test_without_the_memory_for_a_second_state_nobody_is_accused(
     monkeypatch.setattr(hardware, "burn_in", lambda *_: HealthReport("pass", "all is well"))
     assert fit(spiky(9, 8, Functions(init, uneven), check_every=4)).step == 8
     assert len(begun) == 2
-    said = capsys.readouterr().out
-    assert "at the first check, so the cause is the program" in said
-    assert "computes wrong" not in said
+    output = capsys.readouterr().out
+    assert "at the first check, so the cause is the program" in output
+    assert "computes wrong" not in output
 
 
-def test_the_way_once_more_is_told_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rerun_reports_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a job manager that waits for the next step would end the run."""
-    told: list[int | None] = []
-    monkeypatch.setattr(hardware, "heartbeat", lambda step=None, **_: told.append(step))
+    steps: list[int | None] = []
+    monkeypatch.setattr(hardware, "heartbeat", lambda step=None, **_: steps.append(step))
     fit(spiky(9, 8, Functions(init, uneven), check_every=4))
-    assert told[:3] == [1, 2, 3]
+    assert steps[:3] == [1, 2, 3]

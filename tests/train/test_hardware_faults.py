@@ -1,4 +1,4 @@
-"""A chip that lies during training: who is accused, and what the next attempt goes on from."""
+"""Faulty chips during training: the fault report, and the checkpoint for the next attempt."""
 
 # mypy: allow-untyped-calls
 
@@ -26,26 +26,28 @@ from tests.train.toy import ROWS, SHARDED, init, loss, toy
 
 COPIES = Functions(init, loss)
 """Every device has all parameters: eight replicas."""
-LIAR = 5
-Break = Callable[..., None]
+FAULTY_CHIP = 5
+BreakChip = Callable[..., None]
 
 
 @pytest.fixture
-def break_chip(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Break:
-    """Go to a machine where a chip lies from a step on, or for None to a sound one."""
+def break_chip(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> BreakChip:
+    """Return a function that switches to a machine with or without a faulty chip."""
     machines = iter(tmp_path_factory.mktemp("machines") / str(number) for number in range(9))
     monkeypatch.setenv("DRUMLINE_EMULATED", "1")
     monkeypatch.setattr(hardware, "burn_in", lambda *_: HealthReport("pass", "all is well"))
 
-    def breaks(how: str | None, from_step: int = 0, seed: int = 7) -> None:
+    def switch(how: str | None, from_step: int = 0, seed: int = 7) -> None:
         machine = next(machines)
         machine.mkdir()
         monkeypatch.setenv("DRUMLINE_MACHINE", str(machine))
         if how is not None:
-            fault = {"how": how, "chip": LIAR, "from_step": from_step, "seed": seed}
+            fault = {"how": how, "chip": FAULTY_CHIP, "from_step": from_step, "seed": seed}
             (machine / "fault.json").write_text(json.dumps(fault))
 
-    return breaks
+    return switch
 
 
 def steps_in(folder: Path) -> set[int]:
@@ -53,7 +55,7 @@ def steps_in(folder: Path) -> set[int]:
 
 
 def spiky(at: int, steps: int, model: Functions, **settings: Any) -> Recipe:
-    """The toy, whose rows of one batch are far from what the model has learned."""
+    """The toy, with a batch whose targets are far from the predictions."""
     rows = {
         name: np.resize(column, (16 * steps, *column.shape[1:])) for name, column in ROWS.items()
     }
@@ -63,39 +65,39 @@ def spiky(at: int, steps: int, model: Functions, **settings: Any) -> Recipe:
     return replace(made, data=data.arrays(rows, batch=16, shuffle=False))
 
 
-def test_watching_changes_no_bit() -> None:
+def test_hardware_checks_change_no_bit() -> None:
     off: dict[str, Any] = {"check_every": None, "alarm_loss": None, "alarm_norm": None}
     watched = fit(toy(70, model=COPIES, check_every=7))
     unwatched = fit(toy(70, model=COPIES, **off))
     assert fingerprint(watched.state) == fingerprint(unwatched.state)
 
 
-def test_a_spike_of_the_data_is_computed_again_and_then_taken(
-    capsys: pytest.CaptureFixture[str], break_chip: Break
+def test_a_spike_of_the_data_is_replayed_and_then_accepted(
+    capsys: pytest.CaptureFixture[str], break_chip: BreakChip
 ) -> None:
     break_chip(None)
     watched = fit(spiky(62, 70, COPIES))
-    said = capsys.readouterr().out
-    assert said.count("far above the recent median") == 1
-    assert "step 62: loss " in said
-    assert "a replay gives the same bits, so the cause is the data or the model" in said
+    output = capsys.readouterr().out
+    assert output.count("far above the recent median") == 1
+    assert "step 62: loss " in output
+    assert "a replay gives the same bits, so the cause is the data or the model" in output
     off = fit(spiky(62, 70, COPIES, alarm_loss=None, alarm_norm=None))
     assert "far above the recent median" not in capsys.readouterr().out
     assert watched.step == off.step == 70
     assert fingerprint(watched.state) == fingerprint(off.state)
 
 
-def test_a_lying_chip_is_found_and_another_machine_ends_with_the_bits_of_a_sound_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], break_chip: Break
+def test_a_faulty_chip_is_found_and_a_run_on_another_machine_ends_with_the_right_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], break_chip: BreakChip
 ) -> None:
     recipe = toy(60, model=COPIES)
     sound = fit(recipe)
     break_chip("lies", from_step=33)
-    with pytest.raises(HardwareFault) as caught:
+    with pytest.raises(HardwareFault) as raised:
         fit(recipe, checkpoint=tmp_path)
-    assert (caught.value.host, caught.value.chip) == (0, LIAR)
-    assert str(caught.value).startswith(f"drumline: chip {LIAR} of host 0 computes wrong: ")
-    assert str(caught.value) in capsys.readouterr().out
+    assert (raised.value.host, raised.value.chip) == (0, FAULTY_CHIP)
+    assert str(raised.value).startswith(f"drumline: chip {FAULTY_CHIP} of host 0 computes wrong: ")
+    assert str(raised.value) in capsys.readouterr().out
     # Before each checkpoint the replicas were compared, so the bad state is in none.
     assert max(steps_in(tmp_path)) == 30
     assert Marks(str(tmp_path)).names_with("checked") == {str(step) for step in steps_in(tmp_path)}
@@ -105,40 +107,40 @@ def test_a_lying_chip_is_found_and_another_machine_ends_with_the_bits_of_a_sound
     assert fingerprint(healed.state) == fingerprint(sound.state)
 
 
-def test_what_was_saved_unchecked_is_suspect_and_passed_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], break_chip: Break
+def test_unverified_checkpoints_become_suspect_and_are_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], break_chip: BreakChip
 ) -> None:
     recipe = toy(40, model=COPIES, check_every=None, keep_last=2)
     sound = fit(recipe)
     break_chip(None)
     fit(replace(recipe, steps=10), checkpoint=tmp_path)
     break_chip("nan", from_step=33)
-    with pytest.raises(HardwareFault, match=f"chip {LIAR} of host 0"):
+    with pytest.raises(HardwareFault, match=f"chip {FAULTY_CHIP} of host 0"):
         fit(recipe, checkpoint=tmp_path)
-    # Of the hardware that failed nothing can be believed. What another left is still there,
+    # The checkpoints of the faulty hardware are suspect. The one of the earlier attempt is kept,
     # although there are two newer ones.
     assert steps_in(tmp_path) == {10, 20, 30}
     assert Marks(str(tmp_path)).names_with("suspect") == {"20", "30"}
     capsys.readouterr()
     break_chip(None)
     healed = fit(recipe, checkpoint=tmp_path)
-    said = capsys.readouterr().out
-    assert "skipping checkpoint 30: the hardware that wrote it computed wrong results" in said
-    assert "resuming from step 10" in said
+    output = capsys.readouterr().out
+    assert "skipping checkpoint 30: the hardware that wrote it computed wrong results" in output
+    assert "resuming from step 10" in output
     assert fingerprint(healed.state) == fingerprint(sound.state)
 
 
-@pytest.mark.parametrize(("liars", "found"), [([LIAR], LIAR), ([1, 6], 6)])
-def test_where_nothing_is_held_twice_a_replay_names_the_chip_or_a_burn_in_does(
-    liars: list[int], found: int, monkeypatch: pytest.MonkeyPatch, break_chip: Break
+@pytest.mark.parametrize(("liars", "found"), [([FAULTY_CHIP], FAULTY_CHIP), ([1, 6], 6)])
+def test_without_replicas_a_replay_or_a_burn_in_names_the_chip(
+    liars: list[int], found: int, monkeypatch: pytest.MonkeyPatch, break_chip: BreakChip
 ) -> None:
-    """A spike, and chips that give something else the second time."""
+    """A step spikes, and the replay gives different bits on some chips."""
     break_chip(None)
     seen: list[int] = []
 
     def lies_in_the_replay(state: Any, *, step: int) -> Any:
         seen.append(step)
-        # The run halts at step 62 and has started two more; then it is run again.
+        # The run halts at step 62 and has dispatched two more steps. Then comes the replay.
         if seen[-2:] != [64, 62]:
             return state
         body = state.params["body"]
@@ -156,15 +158,15 @@ def test_where_nothing_is_held_twice_a_replay_names_the_chip_or_a_burn_in_does(
 
     monkeypatch.setattr(hardware, "burn_in", burn_in)
     monkeypatch.setattr(pipeline, "inject_compute_fault", lies_in_the_replay)
-    with pytest.raises(HardwareFault, match="a replay gives different bits") as caught:
+    with pytest.raises(HardwareFault, match="a replay gives different bits") as raised:
         fit(spiky(62, 70, SHARDED))
-    assert caught.value.chip == found
+    assert raised.value.chip == found
     assert seen[-3:] == [62, 62, 62]
     assert len(asked) == len(liars) - 1
 
 
-def test_a_program_that_leaves_its_replicas_different_accuses_nobody(
-    capsys: pytest.CaptureFixture[str], break_chip: Break
+def test_a_program_with_diverging_replicas_is_not_a_hardware_fault(
+    capsys: pytest.CaptureFixture[str], break_chip: BreakChip
 ) -> None:
     break_chip(None)
 
@@ -173,7 +175,7 @@ def test_a_program_that_leaves_its_replicas_different_accuses_nobody(
         return weight
 
     def twisted(_: None, slope: jax.Array) -> tuple[jax.Array]:
-        # Each device has a gradient of its own for what all have a copy of, and nobody checks.
+        # Each device has a different gradient for a replicated array, and nothing checks it.
         here = PartitionSpec()
         own = partial(jax.shard_map, in_specs=here, out_specs=here, check_vma=False)
         return (own(lambda part: part * (1.0 + jax.lax.axis_index("data")))(slope),)
@@ -184,26 +186,28 @@ def test_a_program_that_leaves_its_replicas_different_accuses_nobody(
         return loss({**params, "head": same(params["head"])}, batch, key)
 
     result = fit(toy(12, model=Functions(init, uneven), check_every=5))
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert result.step == 12
-    assert said.count("so the cause is the program") == 1
-    assert "computes wrong" not in said
+    assert output.count("so the cause is the program") == 1
+    assert "computes wrong" not in output
 
 
-def test_the_checker_of_the_tpu_is_left_out_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_checker_of_the_tpu_is_off_on_other_platforms(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     fit(toy(2, sdc_every=1))
     assert "sdc_every: only the compiler for TPUs has this checker; on cpu it is off" in (
         capsys.readouterr().out
     )
 
 
-def test_the_command_ends_with_the_accusation_and_exit_code_1(
-    capsys: pytest.CaptureFixture[str], break_chip: Break
+def test_the_command_prints_the_fault_report_and_exits_with_1(
+    capsys: pytest.CaptureFixture[str], break_chip: BreakChip
 ) -> None:
-    """Nothing but counters is held twice here; every chip's short product tells, if not they."""
+    """Only the counters have replicas here. They or the probe show the fault."""
     break_chip("lies")
     assert main([str(Path(__file__).parent / "toy.py"), "--set", "steps=40"]) == 1
     *_, last = capsys.readouterr().err.strip().splitlines()
     accused = parse_fault_report(last)
     assert accused is not None
-    assert (accused.host, accused.chip) == (0, LIAR)
+    assert (accused.host, accused.chip) == (0, FAULTY_CHIP)

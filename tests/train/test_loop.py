@@ -1,4 +1,4 @@
-"""The loop with models of other makes, and what it refuses before anything runs."""
+"""The loop with models of other libraries, and invalid recipes."""
 
 # mypy: allow-untyped-calls
 
@@ -23,7 +23,7 @@ from drumline.train.state import abstract_state
 from tests.train.toy import ROWS, SHARDED, Slow, toy
 
 
-def test_an_equinox_model_learns_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_equinox_model_trains_and_resumes(tmp_path: Path) -> None:
     whole = eqx.nn.MLP(16, "scalar", 8, 1, key=jax.random.key(0))
     _, static = eqx.partition(whole, eqx.is_array)
 
@@ -47,7 +47,7 @@ def test_an_equinox_model_learns_and_goes_on_where_it_was(tmp_path: Path) -> Non
     assert result.state.params.layers[0].weight.shape == (8, 16)
 
 
-def test_einsum_finds_its_ring_inside_the_loop(tmp_path: Path) -> None:
+def test_einsum_uses_its_ring_in_the_training_loop(tmp_path: Path) -> None:
     choices: list[str] = []
 
     def recipe(multiply: Any) -> Recipe:
@@ -66,13 +66,13 @@ def test_einsum_finds_its_ring_inside_the_loop(tmp_path: Path) -> None:
         return Recipe(model, optax.sgd(0.05), source, {"data": 2, "model": 4}, 3)
 
     def on_ring(x: jax.Array, w: jax.Array) -> jax.Array:
-        told: Any = {
+        shardings: Any = {
             "x_sharding": P(("data", "model"), None),
             "w_sharding": P(None, "model"),
             "out_sharding": P("data", "model"),
         }
-        choices.append(explain_einsum("bd,df->bf", x, w, **told).choice)
-        return einsum("bd,df->bf", x, w, **told)
+        choices.append(explain_einsum("bd,df->bf", x, w, **shardings).choice)
+        return einsum("bd,df->bf", x, w, **shardings)
 
     found = fit(recipe(on_ring), checkpoint=tmp_path / "ring")
     plain = fit(recipe(jnp.matmul), checkpoint=tmp_path / "plain")
@@ -89,7 +89,7 @@ class Breaking(Slow):
         return super().rows(numbers)
 
 
-def test_what_breaks_a_run_is_raised_as_it_is_and_the_last_checkpoint_is_whole(
+def test_an_exception_is_raised_unchanged_and_the_last_checkpoint_is_complete(
     tmp_path: Path,
 ) -> None:
     source = data.Data(Breaking(0.001), batch=16, shuffle=False)
@@ -99,7 +99,7 @@ def test_what_breaks_a_run_is_raised_as_it_is_and_the_last_checkpoint_is_whole(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"mesh": {"data": 16}}, "mesh: data=16 needs 16 devices and there are 8"),
         ({"mesh": {"data": -1, "model": -1}}, "only one axis can be -1"),
@@ -125,14 +125,16 @@ def test_what_breaks_a_run_is_raised_as_it_is_and_the_last_checkpoint_is_whole(
         ),
     ],
 )
-def test_a_layout_that_cannot_be_is_told_in_a_sentence(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_an_invalid_sharding_is_rejected_with_a_message(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as raised:
         fit(replace(toy(), **change))
-    assert told in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
-def test_a_folder_that_cannot_be_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_an_invalid_folder_is_rejected_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"checkpoint: .*file cannot be used: "):
         fit(toy(), checkpoint=tmp_path / "file")
@@ -142,7 +144,7 @@ def test_a_folder_that_cannot_be_is_told_in_a_sentence(tmp_path: Path) -> None:
         Settings(nan="ignore")  # type: ignore[arg-type]
 
 
-def test_moments_lie_where_their_parameters_lie() -> None:
+def test_the_optimizer_state_is_sharded_like_the_parameters() -> None:
     chained = optax.chain(optax.clip_by_global_norm(1.0), optax.adafactor(1e-3), optax.adamw(1e-3))
     made = replace(toy(), optimizer=chained)
     places = abstract_state(made, make_mesh(made.mesh))

@@ -1,4 +1,4 @@
-"""Meshes over pretended TPUs: which device gets which place."""
+"""The order of devices in meshes over simulated TPUs."""
 
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -75,7 +75,7 @@ def test_a_ring_over_a_whole_slice_has_hops_of_one_link(name: str, having: Any) 
     assert is_ring(mesh, "data")
 
 
-def test_an_axis_that_jax_refuses_is_a_ring_too(having: Any) -> None:
+def test_an_axis_that_jax_does_not_support_is_a_ring_too(having: Any) -> None:
     one = slice_of("v6e-64")
     having(pretended(one))
     mesh = make_mesh({"data": -1, "model": 4})
@@ -87,7 +87,7 @@ def test_an_axis_that_jax_refuses_is_a_ring_too(having: Any) -> None:
     assert is_ring(mesh, "model")
 
 
-def test_a_snake_is_told_from_a_circle(having: Any) -> None:
+def test_an_axis_that_is_not_a_ring_is_recognised(having: Any) -> None:
     having(pretended(slice_of("v5litepod-8")))
     mesh = make_mesh({"data": 4, "model": 2})
     assert is_ring(mesh, "model")
@@ -104,7 +104,7 @@ def test_two_cores_of_a_chip_are_neighbours(having: Any) -> None:
     assert is_ring(mesh, "model")
 
 
-def test_sides_that_wrap_around_are_used(having: Any) -> None:
+def test_wrap_around_links_are_used(having: Any) -> None:
     one = slice_of("v5p-128")
     having(pretended(one), hosts=16)
     mesh = make_mesh({"data": 16, "model": 4})
@@ -114,7 +114,7 @@ def test_sides_that_wrap_around_are_used(having: Any) -> None:
     assert any(3 in np.abs(np.subtract(a.coords, b.coords)) for a, b in ends)
 
 
-def test_of_an_unknown_kind_no_link_from_end_to_end_is_taken(having: Any) -> None:
+def test_an_unknown_kind_has_no_wrap_around_links(having: Any) -> None:
     one = slice_of("v5p-128")
     having([Device(d.id, d.coords, device_kind="TPU v99") for d in pretended(one)])
     for line in make_mesh({"data": 16, "model": 4}).devices:
@@ -130,7 +130,7 @@ def test_a_part_of_a_host_is_a_box_without_wrap_around(having: Any) -> None:
     assert apart(one, mesh.devices) == [1, 1, 1, 1]
 
 
-def test_a_slice_need_not_begin_at_the_corner_of_its_pod(having: Any) -> None:
+def test_a_slice_need_not_start_at_the_corner_of_its_pod(having: Any) -> None:
     one = slice_of("v5litepod-16")
     having([Device(d.id, tuple(at + 4 for at in d.coords)) for d in pretended(one)])
     mesh = make_mesh({"model": 16})
@@ -168,7 +168,7 @@ def test_the_first_axes_run_across_slices(count: int, axes: dict[str, int], havi
             assert set(apart(one, line)) == {1}
 
 
-def test_axes_that_do_not_divide_by_the_slices_are_refused(having: Any) -> None:
+def test_axes_that_are_not_divisible_by_the_slices_are_rejected(having: Any) -> None:
     having(pretended(slice_of("v5litepod-4"), slices=6), hosts=6)
     with pytest.raises(UserError) as refused:
         make_mesh({"data": 4, "model": 6})
@@ -179,7 +179,7 @@ def test_axes_that_do_not_divide_by_the_slices_are_refused(having: Any) -> None:
     assert make_mesh({"model": 6, "data": 4}).size == 24
 
 
-def test_slices_of_two_sizes_are_refused(having: Any) -> None:
+def test_slices_of_two_sizes_are_rejected(having: Any) -> None:
     large = pretended(slice_of("v5litepod-8"), slices=2)
     having([device for device in large if device.slice_index == 0 or device.coords[1] < 2], hosts=2)
     with pytest.raises(
@@ -191,13 +191,13 @@ def test_slices_of_two_sizes_are_refused(having: Any) -> None:
 # Where no torus is known -------------------------------------------------------------------------
 
 
-def test_elsewhere_jax_orders_the_devices() -> None:
+def test_on_other_platforms_jax_orders_the_devices() -> None:
     mesh = drumline.train.make_mesh({"data": -1})
     assert mesh == jax.make_mesh((jax.device_count(),), ("data",), mesh.axis_types)
     assert is_ring(mesh, "data"), "a switch joins them, as far as anybody knows"
 
 
-def test_devices_that_fill_no_box_are_jax_s_to_order(
+def test_jax_orders_devices_that_do_not_form_a_box(
     having: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, devices: list[Device], **__: Any) -> None:

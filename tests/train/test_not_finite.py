@@ -1,4 +1,4 @@
-"""When loss or gradients are not finite: what becomes of the run, and who is blamed."""
+"""Non-finite losses and gradients: the policies, and the reported source."""
 
 import json
 from dataclasses import replace
@@ -50,16 +50,16 @@ def test_stop_ends_the_run_with_the_last_good_state_and_a_report(
     result = fit(with_rows(poisoned(), 12), checkpoint=tmp_path)
     assert result.ending is Ending.NOT_FINITE
     assert result.ending.exit_code == 1
-    told = "step 6: not a number from batch 5, first on host 0 of 1, in parameter group body"
-    assert result.report == f"{told} and 1 more"
-    assert told in capsys.readouterr().out
+    message = "step 6: not a number from batch 5, first on host 0 of 1, in parameter group body"
+    assert result.report == f"{message} and 1 more"
+    assert message in capsys.readouterr().out
     assert result.step == 5
     good = fit(with_rows(ROWS, 5), checkpoint=None)
     assert fingerprint(result.state) == fingerprint(good.state)
     assert {path.name for path in tmp_path.iterdir() if path.name.isdigit()} == {"2", "4"}
 
 
-def test_skip_leaves_the_state_alone_for_that_step(tmp_path: Path) -> None:
+def test_skip_keeps_the_state_from_before_the_step(tmp_path: Path) -> None:
     result = fit(with_rows(poisoned(np.inf), 12, nan="skip"), checkpoint=tmp_path)
     assert result.ending is Ending.DONE
     assert result.step == 12
@@ -69,16 +69,16 @@ def test_skip_leaves_the_state_alone_for_that_step(tmp_path: Path) -> None:
     assert "step 6: not a number from batch 5" in result.report
 
 
-def test_rollback_goes_on_as_if_the_batch_had_never_been_there(
+def test_rollback_gives_the_same_bits_as_data_without_the_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = fit(with_rows(without_the_bad_batch(), 8)).state
     capsys.readouterr()
     result = fit(with_rows(poisoned(), 8, nan="rollback"), checkpoint=tmp_path)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert result.ending is Ending.DONE
-    assert "resuming from step 4" in said
-    assert "leaving out batch 5" in said
+    assert "resuming from step 4" in output
+    assert "leaving out batch 5" in output
     assert fingerprint(result.state) == fingerprint(expected)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 9))
@@ -99,16 +99,16 @@ def test_rollback_gives_up_when_it_does_not_get_past_a_step(
     result = fit(with_rows(rows, 12, nan="rollback"))
     assert result.ending is Ending.NOT_FINITE
     assert result.step == 4
-    said = capsys.readouterr().out
-    assert said.count("leaving out batch") == 3
-    assert "rolled back 3 times without getting past step 5" in said
+    output = capsys.readouterr().out
+    assert output.count("leaving out batch") == 3
+    assert "rolled back 3 times without getting past step 5" in output
 
 
-def test_a_gradient_alone_is_enough_and_its_group_is_named() -> None:
+def test_a_non_finite_gradient_alone_is_reported_with_its_group() -> None:
     def loss(params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
-        value, told = without_dropout(params, batch, key)
+        value, metrics = without_dropout(params, batch, key)
         # The root of zero is zero; its slope is not finite.
-        return value + jnp.sqrt(jnp.sum(params["head"] ** 2) * batch["number"].min()), told
+        return value + jnp.sqrt(jnp.sum(params["head"] ** 2) * batch["number"].min()), metrics
 
     rows = {**ROWS, "number": ROWS["number"] + 1}
     rows["number"][2 * BATCH + 1] = 0
@@ -120,7 +120,7 @@ def test_a_gradient_alone_is_enough_and_its_group_is_named() -> None:
     )
 
 
-def test_the_host_is_the_first_whose_rows_are_bad_by_themselves() -> None:
+def test_the_reported_host_is_the_first_whose_own_rows_are_bad() -> None:
     hosts = {0: np.arange(0, 4), 1: np.arange(4, 8), 2: np.arange(8, 12)}
 
     def with_bad_rows(*bad: int) -> int | None:
@@ -150,7 +150,7 @@ def grows_until_it_breaks(params: Any, batch: Any, key: Any) -> jax.Array:
     return jnp.mean(error**2) + jnp.where(asks & early, jnp.nan, 0.0)
 
 
-def test_a_skipped_batch_is_computed_again_with_the_very_parameters_it_failed_with() -> None:
+def test_a_skipped_batch_is_recomputed_with_the_parameters_with_which_it_failed() -> None:
     made = replace(with_rows(ROWS, 12, nan="skip", save_every=100), mesh={"data": 1})
     model = Functions(made.model.init, grows_until_it_breaks)
     result = fit(replace(made, model=model))
@@ -160,7 +160,7 @@ def test_a_skipped_batch_is_computed_again_with_the_very_parameters_it_failed_wi
     assert "hardware" not in result.report
 
 
-def test_many_skipped_batches_end_as_if_they_had_not_been_there(
+def test_many_skipped_batches_give_the_same_bits_as_data_without_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Of 36 batches of four rows, each third has a row that is not a number: twelve in all.
@@ -174,10 +174,10 @@ def test_many_skipped_batches_end_as_if_they_had_not_been_there(
         return replace(recipe, data=source, mesh={"data": 1})
 
     result = fit(made(rows, 36), checkpoint=tmp_path)
-    said = capsys.readouterr().out
-    assert said.count("not a number from batch") == 12
-    assert said.count("first on host 0 of 1") == 10
-    assert "step 36: not a number from batch 35\n" in said
+    output = capsys.readouterr().out
+    assert output.count("not a number from batch") == 12
+    assert output.count("first on host 0 of 1") == 10
+    assert "step 36: not a number from batch 35\n" in output
     expected = fit(made({name: column[good] for name, column in ROWS.items()}, 24)).state
     assert fingerprint(result.state.params) == fingerprint(expected.params)
     assert result.step == 36
@@ -204,7 +204,7 @@ class Augmented:
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
-def test_rows_that_read_otherwise_a_second_time_do_not_accuse_the_hardware(policy: str) -> None:
+def test_rows_that_are_not_reproducible_are_not_a_hardware_fault(policy: str) -> None:
     made = with_rows(ROWS, 8, nan=policy)
     records = Augmented(ROWS, row=BAD * BATCH + 3)
     result = fit(replace(made, data=data.Data(records, batch=BATCH, shuffle=False)))

@@ -1,4 +1,4 @@
-"""Models of the user's own: what `Functions` takes, and what it refuses in a sentence."""
+"""The user's own models: valid and invalid losses and evaluation functions."""
 
 # mypy: allow-untyped-calls
 
@@ -35,7 +35,7 @@ def test_a_loss_without_metrics_trains_and_is_evaluated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "told"),
+    ("loss", "message"),
     [
         (
             lambda params, batch: loss_alone(params, batch, None),
@@ -60,11 +60,11 @@ def test_a_loss_without_metrics_trains_and_is_evaluated() -> None:
         (lambda *_: None, "loss: it is not a floating-point number"),
     ],
 )
-def test_what_is_no_loss_is_told_in_a_sentence(loss: Any, told: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_an_invalid_loss_is_rejected_with_a_message(loss: Any, message: str) -> None:
+    with pytest.raises(UserError) as raised:
         fit(own(loss))
-    assert str(caught.value).startswith(told)
-    assert "\n" not in str(caught.value)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
 
 
 # Evaluation ---------------------------------------------------------------------------------------
@@ -84,14 +84,14 @@ def test_an_evaluation_has_no_dropout() -> None:
     assert result.metrics["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_loss_that_cannot_do_without_its_key_is_told_before_anything_runs() -> None:
+def test_a_loss_that_needs_its_key_is_rejected_before_the_first_step() -> None:
     def always_drops(params: Any, batch: Any, key: Any) -> jax.Array:
         kept = jax.random.bernoulli(key, 0.5, batch["x"].shape)
         return loss_alone(params, {**batch, "x": jnp.where(kept, batch["x"], 0)}, None)
 
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as raised:
         fit(own(always_drops, evaluation=Evaluation(data.arrays(ROWS, batch=16))))
-    assert str(caught.value) == (
+    assert str(raised.value) == (
         "evaluation: the model's loss uses its key, and an evaluation has key=None; leave "
         "out dropout and noise there, or give Evaluation a function"
     )
@@ -116,35 +116,39 @@ def in_every_way(params: Any, batch: Any) -> dict[str, Any]:
     }
 
 
-def test_what_is_measured_does_not_depend_on_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_metrics_do_not_depend_on_the_batch_size(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     small, large = measured(7, function=in_every_way), measured(203, function=in_every_way)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name in ("eval_mean", "eval_by_row", "eval_of_the_far"):
         assert small[name] == pytest.approx(large[name], rel=1e-5), name
     assert small["eval_mean"] == pytest.approx(small["eval_by_row"], rel=1e-6)
     # What cannot be right is said once, and only where there is more than one batch.
-    told = (
+    message = (
         "evaluation: largest is not a mean over rows, so it depends on the batch of 7; return one "
     )
-    assert said.count(told) == 1
-    assert said.count("is not a mean over rows") == 1
+    assert output.count(message) == 1
+    assert output.count("is not a mean over rows") == 1
 
 
-def test_a_model_may_say_what_an_evaluation_measures() -> None:
+def test_a_model_may_have_its_own_evaluation_function() -> None:
     model = Functions(init, loss_alone, evaluate=lambda _, batch: {"one": batch["y"] * 0 + 1})
     made = replace(toy(1, mesh=1), model=model, evaluation=Evaluation(data.arrays(ROWS, batch=16)))
     assert fit(made).metrics["eval_one"] == 1.0
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (lambda _, batch: batch["y"].mean(), "the function must return a dict"),
         (lambda _, batch: {"x": batch["x"]}, "x has shape (7, 16); return one number"),
         (lambda _, batch: {"x": (batch["y"], 3.0)}, "x is not a pair of two numbers"),
     ],
 )
-def test_what_cannot_be_measured_is_told_in_a_sentence(function: Any, told: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_invalid_evaluation_metrics_are_rejected_with_a_message(
+    function: Any, message: str
+) -> None:
+    with pytest.raises(UserError) as raised:
         measured(7, function=function)
-    assert told in str(caught.value)
+    assert message in str(raised.value)

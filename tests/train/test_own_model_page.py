@@ -1,4 +1,4 @@
-"""The code in docs/own-model.md runs, as it stands there."""
+"""The code in docs/own-model.md runs unchanged."""
 
 import re
 from dataclasses import replace
@@ -18,16 +18,16 @@ PAGE = (DOCS / "own-model.md").read_text(encoding="utf-8")
 FIRST, *REST = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
-def test_the_config_trains_is_evaluated_and_goes_on(
+def test_the_config_trains_evaluates_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(FIRST)
     words = [str(tmp_path / "train.py"), "--checkpoint", str(tmp_path / "run")]
     assert main([*words, "--set", "steps=10"]) == 0
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "resuming from step 10" in said
-    (accuracy,) = re.findall(r"done: step 300 .* eval accuracy (\S+)", said)
+    output = capsys.readouterr().out
+    assert "resuming from step 10" in output
+    (accuracy,) = re.findall(r"done: step 300 .* eval accuracy (\S+)", output)
     assert float(accuracy) > 0.95
 
 
@@ -40,7 +40,7 @@ def page() -> dict[str, Any]:
     return names
 
 
-def test_what_comes_after_it_runs_too(page: dict[str, Any]) -> None:
+def test_the_other_code_on_the_page_runs(page: dict[str, Any]) -> None:
     made = replace(page["recipe"](steps=1), mesh={"data": 1})
     with_squares = Evaluation(page["squares"], page["measure"])
     result = fit(replace(made, model=page["sharded"], evaluation=with_squares))
@@ -48,17 +48,17 @@ def test_what_comes_after_it_runs_too(page: dict[str, Any]) -> None:
     assert origin(replace(made, model=page["module"]))["model"]["kind"] == "Functions"
 
 
-def test_the_page_tells_of_a_change_as_the_run_does(page: dict[str, Any]) -> None:
+def test_the_page_shows_the_actual_message_about_a_change(page: dict[str, Any]) -> None:
     recipe = page["recipe"]
     before, now = origin(recipe()), origin(recipe(batch=32, learning_rate=0.003))
     assert f"({'; '.join(change.text for change in find_changes(before, now))})" in PAGE
 
 
-def test_the_job_file_is_one(tmp_path: Path) -> None:
+def test_the_job_file_on_the_page_is_valid(tmp_path: Path) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
     assert parse(text, source="job.yaml", folder=tmp_path)
 
 
-def test_the_page_can_be_found() -> None:
+def test_the_page_is_linked() -> None:
     assert "(docs/own-model.md)" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
     assert "(own-model.md)" in (DOCS / "training.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a run leaves to be read: JSON lines, TensorBoard, the heartbeat, the evaluation, goodput."""
+"""The output of a run: JSON lines, TensorBoard, heartbeat, evaluation and goodput."""
 
 import itertools
 import json
@@ -25,14 +25,14 @@ pulse = sys.modules["drumline.heartbeat"]
 
 
 def measure(params: Any, batch: Any) -> dict[str, jax.Array]:
-    """In an order that is not that of the names."""
+    """Return metrics that are not in alphabetical order."""
     error = jnp.tanh(batch["x"] @ params["body"]) @ params["head"] - batch["y"]
     return {"squared": jnp.mean(error**2), "number": jnp.mean(batch["number"])}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Path]]:
-    """Twelve steps with an evaluation every five, heard by an agent."""
+    """Twelve steps with an evaluation every five, and a heartbeat file."""
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRUMLINE_HEARTBEAT", str(folder / "heartbeat.json"))
@@ -49,16 +49,16 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_json_lines_hold_each_logged_step_once(run: tuple[Result, Path]) -> None:
-    told = read_lines(run[1])
-    steps = [line for line in told if "loss" in line]
+    lines = read_lines(run[1])
+    steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == [2, 4, 6, 8, 10, 12]
-    assert [line["step"] for line in told if "eval_squared" in line] == [5, 10, 12]
+    assert [line["step"] for line in lines if "eval_squared" in line] == [5, 10, 12]
     for line in steps:
         assert line["attempt"] == 1
         assert line.keys() >= {"time", "loss", "grad_norm", "numbers", "goodput"}
         assert line["rate"] > 0
         assert 0 <= line["goodput"] <= 1
-        assert "mfu" not in line  # a CPU's peak is nobody's business
+        assert "mfu" not in line  # The peak of a CPU is unknown.
     assert steps[-1]["loss"] == run[0].metrics["loss"]
 
 
@@ -70,21 +70,21 @@ def test_the_evaluation_is_the_mean_over_every_row_once(run: tuple[Result, Path]
     assert run[0].metrics["eval_squared"] == pytest.approx(np.mean(error**2), rel=1e-5)
 
 
-def test_the_heartbeat_tells_where_the_run_is(run: tuple[Result, Path]) -> None:
-    told = json.loads((run[1] / "heartbeat.json").read_text())
-    assert (told["step"], told["total"], told["checkpoint"]) == (12, 12, 12)
-    assert told["item"] == "rows"
-    assert told["loss"] == run[0].metrics["loss"]
-    assert told["rate"] > 0
-    assert told["mfu"] is None
-    assert 0 < told["goodput"] < 1
-    assert told["result"] == (
+def test_the_heartbeat_reports_the_progress_of_the_run(run: tuple[Result, Path]) -> None:
+    fields = json.loads((run[1] / "heartbeat.json").read_text())
+    assert (fields["step"], fields["total"], fields["checkpoint"]) == (12, 12, 12)
+    assert fields["item"] == "rows"
+    assert fields["loss"] == run[0].metrics["loss"]
+    assert fields["rate"] > 0
+    assert fields["mfu"] is None
+    assert 0 < fields["goodput"] < 1
+    assert fields["result"] == (
         f"eval number {run[0].metrics['eval_number']:.4g}, "
         f"eval squared {run[0].metrics['eval_squared']:.4g}"
     )
 
 
-def test_tensorboard_reads_every_scalar_and_forgets_steps_that_were_given_up(
+def test_tensorboard_reads_every_scalar_and_discards_steps_before_a_resume(
     run: tuple[Result, Path],
 ) -> None:
     (file,) = (run[1] / "tensorboard").iterdir()
@@ -92,7 +92,7 @@ def test_tensorboard_reads_every_scalar_and_forgets_steps_that_were_given_up(
     events = [decoded(record) for record in records(file.read_bytes())]
     assert events[0][3] == [b"brain.Event:2"]
     assert decoded(events[1][7][0]) == {1: [1]}  # a session starts
-    assert events[1][2] == [2]  # and what was told of this step and later ones is void
+    assert events[1][2] == [2]  # and events of this step and later ones are void
     scalars = {}
     for event in events[2:]:
         for value in decoded(event[5][0])[1]:
@@ -153,7 +153,7 @@ def decoded(message: bytes) -> dict[int, list[Any]]:
     return found
 
 
-def test_a_line_that_was_cut_short_is_dropped_before_the_next(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for whole in (b"", b'{"step": 1}\n', b'{"step": 1}\n{"step": 2}\n' + b"#" * 200_000 + b"\n"):
         path.write_bytes(whole + b'{"step": 3, "lo' + b"x" * 100_000)
@@ -163,7 +163,7 @@ def test_a_line_that_was_cut_short_is_dropped_before_the_next(tmp_path: Path) ->
         assert path.read_bytes() == whole + b'{"step": 3}\n'
 
 
-def test_goodput_counts_only_steps_that_led_somewhere() -> None:
+def test_goodput_counts_only_steps_that_led_to_a_checkpoint() -> None:
     first = start_attempt(None, attempt=None, now=1000.0)
     assert first == RunHistory(1000.0, 1)
     assert first.goodput(30.0, now=1040.0) == 0.75
@@ -177,7 +177,7 @@ def test_goodput_counts_only_steps_that_led_somewhere() -> None:
     assert start_attempt({"first_start": "?"}, attempt=7, now=5.0) == RunHistory(5.0, 7)
 
 
-def test_the_clock_counts_steps_and_nothing_else() -> None:
+def test_the_clock_counts_only_steps() -> None:
     # compiled, step, step, (pause) step, asked
     times = iter([10.0, 12.0, 14.0, 50.0, 53.0])
     clock = StepClock(lambda: next(times))
@@ -191,7 +191,7 @@ def test_the_clock_counts_steps_and_nothing_else() -> None:
     assert clock.steps_per_second() == pytest.approx(1 / 3)
 
 
-def test_the_peak_is_that_of_the_chip_and_unknown_for_others() -> None:
+def test_the_peak_of_a_chip_is_known_and_that_of_a_cpu_is_not() -> None:
     assert peak_flops("NVIDIA H200") == peak_flops("NVIDIA H100 80GB HBM3") == 9.9e14
     assert peak_flops("TPU v5 lite") == 1.97e14
     assert peak_flops("TPU v3") == 1.23e14 / 2  # JAX counts its cores

@@ -1,4 +1,4 @@
-"""Two processes of four devices each, joined as two hosts are."""
+"""Two processes of four devices each, joined as two hosts."""
 
 import json
 import os
@@ -41,12 +41,12 @@ def start(folder: Path, host: int, port: int) -> "subprocess.Popen[str]":
 
 def beat(folder: Path, host: int) -> dict[str, Any]:
     path = folder / f"heartbeat-{host}.json"
-    told: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return told
+    fields: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return fields
 
 
 @pytest.mark.long
-def test_two_hosts_train_as_one_blame_the_right_one_and_stop_together(tmp_path: Path) -> None:
+def test_two_hosts_train_together_find_a_bad_row_and_stop_together(tmp_path: Path) -> None:
     port = free_port()
     both = [start(tmp_path, host, port) for host in (0, 1)]
     try:
@@ -81,11 +81,11 @@ def test_two_hosts_train_as_one_blame_the_right_one_and_stop_together(tmp_path: 
     # The same rows in the same order as one host takes them.
     alone = fit(toy(12, save_every=6), checkpoint=tmp_path / "alone")
     assert results[0]["loss"] == pytest.approx(alone.metrics["loss"], rel=LOSSES_ON_ANOTHER_MESH)
-    told = [
+    metrics = [
         [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
         for run in ("whole", "alone")
     ]
-    assert [line["squares"] for line in told[0]] == [line["squares"] for line in told[1]]
+    assert [line["squares"] for line in metrics[0]] == [line["squares"] for line in metrics[1]]
 
     # What two hosts saved, one host goes on with.
     longer = fit(toy(14), checkpoint=tmp_path / "whole")

@@ -1,7 +1,7 @@
 """A regression small enough to train in every test, as a recipe and as a config file.
 
-The batch carries the numbers of its records, and the step tells their sum and their sum of squares:
-two runs that took the same batches in the same order told the same numbers.
+The batch contains the numbers of its records, and the step reports their sum and sum of squares. So
+two runs with the same batches in the same order report the same metrics.
 """
 
 import time
@@ -35,8 +35,8 @@ def loss(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, dic
     hidden = jnp.tanh(x @ params["body"])
     error = hidden @ params["head"] - batch["y"]
     number = batch["number"].astype(jnp.float32)
-    told = {"numbers": number.sum(), "squares": jnp.square(number).sum()}
-    return jnp.mean(error**2), told
+    metrics = {"numbers": number.sum(), "squares": jnp.square(number).sum()}
+    return jnp.mean(error**2), metrics
 
 
 def spec() -> PartitionSpec:
@@ -58,7 +58,7 @@ def toy(steps: int = 40, *, model: Functions = SHARDED, mesh: int = -1, **settin
 
 
 class Slow:
-    """Records that take their time, so that a run lasts long enough to be stopped."""
+    """Records that are slow to read, so that a run lasts long enough to be stopped."""
 
     def __init__(self, seconds: float, columns: dict[str, np.ndarray] = ROWS) -> None:
         self.seconds, self.columns = seconds, columns
@@ -72,7 +72,7 @@ class Slow:
 
 
 def recipe(*, steps: int = 40, pause: float = 0.0, evaluates: bool = False) -> Recipe:
-    """For `python -m drumline.train`: the same run as `toy(steps)`, as slow as one likes."""
+    """For `python -m drumline.train`: the run of `toy(steps)`, with a pause per batch."""
     made = toy(steps)
     slow = data.Data(Slow(pause), batch=16, seed=7, threads=1)
     evaluation = Evaluation(made.data) if evaluates else None

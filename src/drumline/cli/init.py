@@ -47,7 +47,7 @@ def init(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write the settings for Google Cloud and check the login."""
-    from drumline.jobs.caller import home_folder
+    from drumline.jobs.connection import home_folder
 
     path = home_folder() / "config.yaml"
     before = _read(path)
@@ -106,11 +106,11 @@ def _google(
 
 
 def _grant_zone(grant: str) -> str:
-    from drumline.jobs.billing.quota import read_grant
+    from drumline.jobs.billing import parse_grant
     from drumline.jobs.client import Refused
 
     try:
-        return read_grant(grant).zone
+        return parse_grant(grant).zone
     except ValueError as error:
         raise Refused(f"--quota: {error}") from None
 

@@ -21,7 +21,7 @@ app = typer.Typer(
 @app.command()
 def run() -> None:
     """Run the server in the foreground until it is stopped."""
-    from drumline.jobs.caller import SERVER_COMMAND
+    from drumline.jobs.connection import SERVER_COMMAND
 
     command = (*SERVER_COMMAND, "--stay")
     os.execv(command[0], command)  # noqa: S606 - this process becomes the server

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from drumline.errors import CloudError
-from drumline.observed.faults import Refusal
-from drumline.observed.placements import ListedPlacement
+from drumline.observed import ListedPlacement, Refusal
 
 __all__ = ["Cloud", "CloudError", "PlacementRequest"]
 

@@ -38,7 +38,7 @@ from drumline.hosts.values import (
     program_message,
     work_folder,
 )
-from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed import HostPhase, HostReport
 
 CONNECTION_ERRORS = (OSError, asyncssh.Error, ConnectionLost, HostKeyChanged)
 TAIL_LINES = 20
@@ -312,7 +312,7 @@ class HostRunner:
         if self._complete_report is None:
             self._complete_report = replace(
                 self._report,
-                heard=self._heard_at,
+                heard_at=self._heard_at,
                 reported_at=self._status_at,
                 tail=self._report.tail or self._last_lines(),
             )
@@ -451,7 +451,7 @@ def _program_fields(status: AttemptStatus) -> dict[str, Any]:
     fields = {
         "started_at": status.started_at,
         "heartbeat": status.heartbeat,
-        "going_down": status.going_down,
+        "shutdown_reason": status.going_down,
     }
     return fields if status.burnin is None else fields | _burn_in_fields(status.burnin)
 
@@ -462,9 +462,9 @@ def _burn_in_fields(burn_in: Mapping[str, object]) -> dict[str, Any]:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     verdict = burn_in.get("verdict")
     return {
-        "examined": verdict if verdict in ("running", "pass", "warn", "fail") else "warn",
-        "examined_said": str(burn_in.get("said", ""))[:500],
-        "examined_seconds": float(seconds) if is_number and 0 <= seconds < 1e9 else 0.0,  # type: ignore[operator,arg-type]
+        "burn_in": verdict if verdict in ("running", "pass", "warn", "fail") else "warn",
+        "burn_in_message": str(burn_in.get("said", ""))[:500],
+        "burn_in_seconds": float(seconds) if is_number and 0 <= seconds < 1e9 else 0.0,  # type: ignore[operator,arg-type]
     }
 
 

@@ -31,7 +31,7 @@ from drumline.hosts.values import (
     Timing,
     admit_all,
 )
-from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed import HostPhase, HostReport
 
 __all__ = [
     "Address",

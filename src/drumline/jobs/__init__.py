@@ -1,7 +1,7 @@
-"""Jobs: getting slices, and keeping programs running on them.
+"""Jobs: request slices, and keep programs running on them.
 
-`from drumline.jobs import Client` is the entry point for Python users. It is loaded on first use,
-so that importing one module of this package does not load the others.
+Python users start with `from drumline.jobs import Client`. The client is loaded on first use, so
+that importing one module of this package does not load the others.
 """
 
 from typing import TYPE_CHECKING

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from drumline.chips import LOCAL_ZONES, UnknownName
 from drumline.hosts.values import Timing
-from drumline.jobs.billing.quota import Grant, read_grant
-from drumline.jobs.core.state import Thresholds
+from drumline.jobs.billing import Grant, parse_grant
+from drumline.jobs.core.state import Timeouts
 
 
 class ConfigError(Exception):
-    """The settings cannot be used; the text says where and what to do."""
+    """The settings cannot be used. The text has the place and the fix."""
 
 
 class _File(BaseModel):
@@ -29,21 +29,21 @@ class _File(BaseModel):
     cloud: Literal["emulator", "google"] = "emulator"
     project: str | None = None
     zones: list[str] = Field(default_factory=list)
-    """Zones with quota; a job with `zones: any` asks in these."""
+    """Zones with quota. A job with `zones: any` requests slices in these."""
     quota: list[str] = Field(default_factory=list)
-    """Quota as the research programme writes it: `64 spot v6e chips in europe-west4-a`. The user
-    is warned of a job that needs more."""
+    """Quota as the research programme writes it: `64 spot v6e chips in europe-west4-a`. A job that
+    needs more gets a warning."""
     endpoint: str | None = None
-    """The URL of another Cloud TPU endpoint; with the emulator, the home folder of another emulator
+    """The URL of another Cloud TPU endpoint. With the emulator, the home folder of another emulator
     on this machine, which has its address and its token."""
     pace: Literal["google", "emulator"] | None = None
-    """The cloud whose intervals and thresholds apply; `google` on the emulator is a rehearsal."""
+    """The cloud whose intervals and timeouts apply. `google` on the emulator is a rehearsal."""
     look_seconds: float | None = Field(default=None, gt=0)
     patience: dict[str, float] = Field(default_factory=dict)
     witness: Literal["infra_health"] | None = None
-    """Who else is believed about the health of hosts: `infra_health`, Google's own metric."""
+    """An additional source of the health of hosts: `infra_health` is Google's own metric."""
     log_megabytes: float = Field(default=2000.0, gt=0)
-    """How much of each job's logs is kept on this machine: beginnings and newest ends."""
+    """The size of each job's logs on this machine: their beginnings and newest ends."""
     idle_minutes: float = Field(default=30.0, gt=0)
     """Minutes without a job, a slice or a call after which the server exits."""
 
@@ -59,42 +59,42 @@ class Config:
     quota: tuple[Grant, ...]
     """The quota of the project; empty where config.yaml has none."""
     endpoint: str | None
-    look_seconds: float
+    poll_seconds: float
     """Seconds between two polls of a zone, of two calls each."""
-    asks_a_minute: float
+    requests_per_minute: float
     burn_in: Mapping[str, float]
     """Seconds of a burn-in, by its name in the job file."""
-    patience: Thresholds
+    timeouts: Timeouts
     timing: Timing
-    zone_rest_scale: float
+    zone_backoff_scale: float
     idle_seconds: float
-    """Seconds without anything to do after which the server exits."""
-    witness: str | None
-    """Whose word on the health of hosts counts beside what is measured; None is nobody's."""
+    """Idle seconds after which the server exits."""
+    health_source: str | None
+    """The source of the health of hosts beside Drumline's own tests; None is none."""
     log_bytes: int
-    """Bytes kept of a job's logs, of all hosts and attempts together."""
+    """The most bytes of a job's logs, of all hosts and attempts together."""
 
     def log_limit(self, hosts: int) -> int:
-        """Bytes kept of one host's log in one attempt.
+        """Return the most bytes of one host's log in one attempt.
 
-        A quarter of `log_bytes` is for the attempt under way, a quarter for the last before it, a
-        quarter for the first; the rest is for those in between.
+        The current attempt, the one before it, and the first get a quarter of `log_bytes` each. The
+        other attempts share the rest.
         """
         return self.log_bytes // 4 // hosts
 
     @property
     def local(self) -> bool:
-        """Whether slices come from the emulator."""
+        """True if slices come from the emulator."""
         return self.cloud == "emulator"
 
 
-# Six zones polled every 10 s are 72 calls a minute; Google's limit on creating nodes is about 90 a
-# minute for a whole project, of which one user may take a third.
-_LOOK_SECONDS = 10.0
-_ASKS_A_MINUTE = 30.0
-# The emulator answers at once and preempts slices within seconds, so everything is quicker there.
-_QUICK_LOOK_SECONDS = 0.5
-_QUICK_THRESHOLDS = Thresholds(
+# Six zones polled every 10 s cause 72 calls per minute. Google allows a project to create about 90
+# nodes per minute, of which one user may take a third.
+_POLL_SECONDS = 10.0
+_REQUESTS_PER_MINUTE = 30.0
+# The emulator answers at once and preempts slices within seconds, so everything is faster there.
+_FAST_POLL_SECONDS = 0.5
+_FAST_TIMEOUTS = Timeouts(
     waiting=3.0,
     silence=4.0,
     bad_silence=8.0,
@@ -104,68 +104,68 @@ _QUICK_THRESHOLDS = Thresholds(
     rest=0.5,
     retry=0.5,
 )
-_QUICK_ASKS_A_MINUTE = 6000.0
-# Most of the short one is compiling; the long one is for hosts with a past.
+_FAST_REQUESTS_PER_MINUTE = 6000.0
+# Most of a short burn-in is compilation. A long one is for hosts with evidence against them.
 _BURN_IN = {"off": 0.0, "short": 30.0, "long": 180.0}
-_QUICK_BURN_IN = {"off": 0.0, "short": 3.0, "long": 8.0}
+_FAST_BURN_IN = {"off": 0.0, "short": 3.0, "long": 8.0}
 
 
 def read(home: Path) -> Config:
-    """The settings in a home folder."""
+    """Read the settings of a home folder."""
     path = home / "config.yaml"
     raw: Any = {}
     if path.exists():
         try:
             raw = yaml.safe_load(path.read_text()) or {}
-            given = _File.model_validate(raw)
-        except ValidationError as wrong:
-            first = wrong.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"{path}: {where}: {first['msg'].lower()}") from None
-        except (yaml.YAMLError, OSError, UnicodeDecodeError) as wrong:
-            text = str(wrong).replace("\n", " ")
+            file = _File.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"{path}: {key}: {first['msg'].lower()}") from None
+        except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+            text = str(error).replace("\n", " ")
             raise ConfigError(f"{path}: cannot be read: {text}") from None
     else:
-        given = _File()
-    local = given.cloud == "emulator"
-    quick = (given.pace or given.cloud) == "emulator"
-    if not local and not given.project:
+        file = _File()
+    local = file.cloud == "emulator"
+    fast = (file.pace or file.cloud) == "emulator"
+    if not local and not file.project:
         raise ConfigError(f"{path}: project: missing; drumline init --project ID writes it")
-    if local and given.endpoint and "://" in given.endpoint:
+    if local and file.endpoint and "://" in file.endpoint:
         raise ConfigError(
-            f"{path}: endpoint: an emulator is named by its folder, such as ~/.drumline/emulator, "
-            "because its token is found there"
+            f"{path}: endpoint: give the emulator's folder, such as ~/.drumline/emulator, "
+            "which has its token"
         )
-    unknown = set(given.patience) - set(Thresholds.__dataclass_fields__)
+    unknown = set(file.patience) - set(Timeouts.__dataclass_fields__)
     if unknown:
         raise ConfigError(f"{path}: patience.{min(unknown)}: unknown key")
     return Config(
         home=home,
-        cloud=given.cloud,
-        project=given.project or "local",
-        zones=tuple(given.zones) or (LOCAL_ZONES if local else ()),
-        quota=_grants(path, given.quota),
-        endpoint=_endpoint(given),
-        look_seconds=given.look_seconds or (_QUICK_LOOK_SECONDS if quick else _LOOK_SECONDS),
-        asks_a_minute=_QUICK_ASKS_A_MINUTE if quick else _ASKS_A_MINUTE,
-        burn_in=_QUICK_BURN_IN if quick else _BURN_IN,
-        patience=replace(_QUICK_THRESHOLDS if quick else Thresholds(), **given.patience),
-        timing=Timing(reconnect_most=1.0, device_wait=5.0) if quick else Timing(),
-        zone_rest_scale=0.05 if quick else 1.0,
-        idle_seconds=given.idle_minutes * 60,
-        witness=given.witness,
-        log_bytes=round(given.log_megabytes * 1e6),
+        cloud=file.cloud,
+        project=file.project or "local",
+        zones=tuple(file.zones) or (LOCAL_ZONES if local else ()),
+        quota=_grants(path, file.quota),
+        endpoint=_endpoint(file),
+        poll_seconds=file.look_seconds or (_FAST_POLL_SECONDS if fast else _POLL_SECONDS),
+        requests_per_minute=_FAST_REQUESTS_PER_MINUTE if fast else _REQUESTS_PER_MINUTE,
+        burn_in=_FAST_BURN_IN if fast else _BURN_IN,
+        timeouts=replace(_FAST_TIMEOUTS if fast else Timeouts(), **file.patience),
+        timing=Timing(reconnect_most=1.0, device_wait=5.0) if fast else Timing(),
+        zone_backoff_scale=0.05 if fast else 1.0,
+        idle_seconds=file.idle_minutes * 60,
+        health_source=file.witness,
+        log_bytes=round(file.log_megabytes * 1e6),
     )
 
 
-def _endpoint(given: _File) -> str | None:
-    if given.endpoint and given.cloud == "emulator":
-        return str(Path(given.endpoint).expanduser())
-    return given.endpoint
+def _endpoint(file: _File) -> str | None:
+    if file.endpoint and file.cloud == "emulator":
+        return str(Path(file.endpoint).expanduser())
+    return file.endpoint
 
 
-def _grants(path: Path, written: list[str]) -> tuple[Grant, ...]:
+def _grants(path: Path, sentences: list[str]) -> tuple[Grant, ...]:
     try:
-        return tuple(read_grant(text) for text in written)
-    except (ValueError, UnknownName) as wrong:
-        raise ConfigError(f"{path}: quota: {wrong}") from None
+        return tuple(parse_grant(sentence) for sentence in sentences)
+    except (ValueError, UnknownName) as error:
+        raise ConfigError(f"{path}: quota: {error}") from None

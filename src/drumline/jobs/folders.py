@@ -26,7 +26,7 @@ class Folders:
 
     @property
     def lock(self) -> Path:
-        """The lock that is held by the one server of this home."""
+        """The lock file of the home's one server."""
         return self.home / "server.lock"
 
     @property
@@ -36,31 +36,31 @@ class Folders:
 
     @property
     def owners(self) -> Path:
-        """The ids of the databases this home has had, apart from them: a database can be lost."""
+        """The ids of all databases of this home, in a file of their own: a database can be lost."""
         return self.home / "owners.json"
 
     @property
     def key(self) -> Path:
-        """The private SSH key, made once; it never leaves this machine."""
+        """The private SSH key, which is generated once and never leaves this machine."""
         return self.home / "ssh" / "id_ed25519"
 
     @property
     def emulator(self) -> Path:
-        """The local cloud's own folder."""
+        """The folder of the emulated cloud."""
         return self.home / "emulator"
 
     @property
     def code(self) -> Path:
-        """Archives of working folders, named by the hash of their content."""
+        """The code archives, named by the hash of their content."""
         return self.home / "code"
 
     @property
     def all_known_hosts(self) -> Path:
-        """Host keys, one file for each slice."""
+        """The SSH host keys, one file for each slice."""
         return self.home / "known_hosts"
 
     def known_hosts(self, slice_name: str) -> Path:
-        """Host keys learned for one slice."""
+        """Return the file of a slice's host keys."""
         return self.all_known_hosts / slice_name
 
     def forget_known_hosts(self, slice_name: str) -> None:
@@ -68,40 +68,40 @@ class Folders:
         self.known_hosts(slice_name).unlink(missing_ok=True)
 
     def logs(self, job_id: str, attempt: int | None = None) -> Path:
-        """The logs of a job, or of one attempt."""
-        of_job = self.home / "logs" / job_id
-        return of_job if attempt is None else of_job / str(attempt)
+        """Return the folder of a job's logs, or of one attempt's."""
+        folder = self.home / "logs" / job_id
+        return folder if attempt is None else folder / str(attempt)
 
     def remove_logs(self, job_id: str) -> None:
-        """Remove every log of a job."""
+        """Delete all logs of a job."""
         shutil.rmtree(self.logs(job_id), ignore_errors=True)
 
-    def keep_secrets(self, job_id: str, values: Mapping[str, str]) -> None:
-        """Keep a job's secrets for its later attempts, in a file that only the owner can read."""
+    def save_secrets(self, job_id: str, values: Mapping[str, str]) -> None:
+        """Save a job's secrets for its later attempts, in a file that only the owner can read."""
         if not values:
             self.forget_secrets(job_id)
             return
         path = self._secrets(job_id)
-        new = path.with_suffix(".new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        new_path = path.with_suffix(".new")
+        descriptor = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(dict(values), file)
-        new.rename(path)
+        new_path.rename(path)
 
     def secrets(self, job_id: str) -> dict[str, str]:
-        """A job's secrets."""
+        """Return a job's secrets."""
         path = self._secrets(job_id)
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     @contextmanager
     def new_secrets(self, job_id: str, values: Mapping[str, str]) -> Iterator[None]:
-        """Keep these secrets, unless the block raises: then the former ones are restored."""
+        """Save these secrets, and restore the previous ones if the block raises."""
         before = self.secrets(job_id)
         try:
-            self.keep_secrets(job_id, values)
+            self.save_secrets(job_id, values)
             yield
         except BaseException:
-            self.keep_secrets(job_id, before)
+            self.save_secrets(job_id, before)
             raise
 
     def forget_secrets(self, job_id: str) -> None:
@@ -109,10 +109,33 @@ class Folders:
         self._secrets(job_id).unlink(missing_ok=True)
 
     def forget_other_secrets(self, job_ids: Collection[str]) -> None:
-        """Delete what a server that died left behind: all but the secrets of these jobs."""
+        """Delete all secrets except those of these jobs, which an earlier server may have left."""
         for path in (self.home / "secrets").iterdir():
             if path.suffix != ".json" or path.stem not in job_ids:
                 path.unlink()
 
     def _secrets(self, job_id: str) -> Path:
         return self.home / "secrets" / f"{job_id}.json"
+
+
+TRIMMED = "trimmed"
+"""The file that marks an attempt's folder whose logs were removed because of the limit."""
+
+
+def trim_logs(folder: Path, newest: int, max_bytes: int) -> None:
+    """Remove the logs of attempts between the first and the newest ones until the rest fits.
+
+    The first and the last attempts are kept, because they show why a job failed.
+    """
+    sizes = {}
+    for number in range(1, newest):
+        files = [file for file in (folder / str(number)).glob("host-*") if file.is_file()]
+        sizes[number] = sum(file.stat().st_size for file in files)
+    for number in range(2, newest - 1):
+        if sum(sizes.values()) <= max_bytes:
+            return
+        if sizes[number]:
+            shutil.rmtree(folder / str(number), ignore_errors=True)
+            (folder / str(number)).mkdir(parents=True, exist_ok=True)
+            (folder / str(number) / TRIMMED).touch()
+            sizes[number] = 0

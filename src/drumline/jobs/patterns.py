@@ -1,9 +1,9 @@
-"""A user's regular expression, matched with a time limit.
+"""Regular expressions of users, matched with a time limit.
 
-`re` backtracks: `(\\d+)+x` takes minutes for a line of 30 digits and years for one of 60, and while
-it matches nothing else of the process runs, no thread either. But CPython's matcher checks for
-signals every few thousand steps, so a timer of the kernel can end it. The timer counts CPU time,
-hence a busy machine makes no pattern slow. `test_patterns` checks this on every Python we support.
+`re` backtracks: `(\\d+)+x` takes minutes for a line of 30 digits and years for one of 60. While it
+matches, no other thread of the process runs. But CPython's matcher checks for signals every few
+thousand steps, so a kernel timer can interrupt it. The timer counts CPU time, so a busy machine
+does not make a pattern slow. `test_patterns` checks this on every supported Python.
 """
 
 import re
@@ -18,42 +18,41 @@ _PROBES = tuple(sign * 60 + "\0" for sign in "7a ._-,:=/|#")
 
 
 class TooSlow(Exception):
-    """The time limit for matching was reached."""
+    """A pattern reached the time limit."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TooSlow in the block once it has used so many CPU seconds.
+    """Raise TooSlow in the block once it has used this many CPU seconds.
 
-    Signals reach only Python's main thread, where the server has its loop; in another thread the
-    block is not limited.
+    Signals reach only Python's main thread, where the server has its event loop. In another thread
+    the block has no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     armed = True
 
-    def ring(_: int, __: FrameType | None) -> None:
-        # A signal may be delivered just after the block was left; then it is ignored.
+    def interrupt(_: int, __: FrameType | None) -> None:
+        # A signal that arrives just after the end of the block is ignored.
         if armed:
             raise TooSlow
 
-    before = signal.signal(signal.SIGVTALRM, ring)
+    previous = signal.signal(signal.SIGVTALRM, interrupt)
     try:
-        # Repeated, in case something in the block swallows the first exception.
+        # Repeated, in case the block swallows the first exception.
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
         yield
     finally:
         armed = False
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.signal(signal.SIGVTALRM, previous)
 
 
-def backtracks(pattern: re.Pattern[str]) -> str | None:
-    """A line of 60 equal characters for which a pattern takes too long, None where none is known.
+def find_slow_line(pattern: re.Pattern[str]) -> str | None:
+    """Return a line of 60 equal characters for which a pattern takes too long; None if none does.
 
-    A quick check of the commonest mistake, for the user who writes the pattern; `limited` covers
-    all others.
+    This checks for the most common error when a user writes a pattern. `limited` covers the others.
     """
     for line in _PROBES:
         try:

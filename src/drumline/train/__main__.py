@@ -15,7 +15,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from drumline.errors import StorageError, UserError
+from drumline.errors import CheckpointError, UserError
 from drumline.health.fault_report import HardwareFault
 from drumline.train import missing_packages_message
 
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
             raise
         print(error, file=sys.stderr)
         return 2
-    except (StorageError, HardwareFault) as error:
+    except (CheckpointError, HardwareFault) as error:
         # Every host prints the fault, so that the log of any host names the chip.
         print(error, file=sys.stderr, flush=True)
         return 1

@@ -145,9 +145,9 @@ class _BatchSource:
 def iterate_once(loader: BatchLoader) -> Iterator[tuple[dict[str, jax.Array], int]]:
     """Yield all records once, in order, as batches with the number of rows that count.
 
-    The last batch is padded with the first record. Then comes a batch of only this record, with
-    minus the number of padding rows. All batches have the same shape, and a sum of means over rows,
-    weighted by these numbers, is exact.
+    The last batch is padded with the first record. It is followed by a batch of only this record,
+    with minus the number of padding rows. All batches have the same shape, and a sum of means over
+    rows, weighted by these numbers, is exact.
     """
     count, size = len(loader.data.records), loader.data.batch
 

@@ -2,7 +2,7 @@
 
 Time without a slice, restarts, compilation, saving, evaluation and repeated steps all reduce it. A
 small file beside the checkpoints, `attempts.json`, has what later attempts need: the time of the
-first start, and the seconds of steps that led to each checkpoint.
+first start, and the seconds of steps up to each checkpoint.
 """
 
 import os
@@ -29,7 +29,7 @@ class RunHistory:
     first_start: float
     attempt: int
     seconds: Mapping[int, float] = field(default_factory=dict)
-    """The seconds of steps that led to each checkpoint, by its step."""
+    """The seconds of steps up to each checkpoint, by its step."""
 
     def with_checkpoint(self, step: int, seconds: float) -> "RunHistory":
         """Add a checkpoint. Later ones belong to steps that were discarded, and are removed."""
@@ -108,7 +108,7 @@ class Goodput:
         self._history = history
 
     def resume(self, step: int) -> None:
-        """Continue from the seconds that led to the checkpoint of this step."""
+        """Continue from the count at the checkpoint of this step."""
         self.clock.restart(self._history.seconds.get(step, 0.0))
 
     def add_checkpoint(self, step: int) -> RunHistory:
@@ -123,8 +123,8 @@ class Goodput:
 
 def open_history(folder: str | None) -> RunHistory:
     """Start an attempt in this folder. All hosts call this, and all must see the same folder."""
-    number = os.environ.get("DRUMLINE_ATTEMPT", "")
-    attempt = int(number) if number.isdigit() else None
+    text = os.environ.get("DRUMLINE_ATTEMPT", "")
+    attempt = int(text) if text.isdigit() else None
     if folder is None:
         return start_attempt(None, attempt, time.time())
     history = None

@@ -312,11 +312,11 @@ class HardwareChecks:
 
     @cached_property
     def _groups(self) -> tuple[ReplicaGroups, ...]:
-        return replica_groups(self._mesh, self._plan.state)
+        return replica_groups(self._mesh, self._plan.abstract_state)
 
     @cached_property
     def _replicated_groups(self) -> tuple[ReplicaGroups, ...]:
-        return replica_groups(self._mesh, replicated_leaves(self._mesh, self._plan.state))
+        return replica_groups(self._mesh, replicated_leaves(self._mesh, self._plan.abstract_state))
 
 
 def _all_finite(params: Params) -> bool:

@@ -116,8 +116,8 @@ def _train(run: "_Run", recipe: Recipe, allow_changes: bool) -> Result:
                 return run.finish(Ending.NOT_FINITE)
             continue
         if event.retry:
-            continue  # Everything due after the step before it has been done.
-        # Skipping a batch returns to an earlier step, so look at the current step number.
+            continue  # All actions after the previous step have been taken already.
+        # Skipping a batch may have rewound the pipeline, so look at its current step.
         if plan.checks_after(pipeline.step) and pipeline.idle:
             run.check()
         if plan.saves_after(pipeline.step) and pipeline.idle:
@@ -131,7 +131,7 @@ def _train(run: "_Run", recipe: Recipe, allow_changes: bool) -> Result:
 
 @dataclass(frozen=True)
 class _Event:
-    """The event in the steps that were read to which the loop must react."""
+    """An event in the steps that were read. It changes the course of the run."""
 
     stop: bool = False
     """True if a host got SIGTERM."""
@@ -169,7 +169,7 @@ class _Run:
         for step, outcome in self.pipeline.read(lag):
             self.goodput.clock.end_step()
             if outcome.spiked:
-                # It is reported once it is repeated. If it has a stop flag, so have later steps.
+                # The repetition reports the step. Later steps have its stop flag, too.
                 self.hardware.investigate(step, outcome)
                 self.pipeline.accept_spike(step)
                 self.goodput.clock.end_pause()
@@ -243,10 +243,10 @@ class _Run:
         step = step_number(state)
         if ending is Ending.STOPPED:
             newest = self.checkpoints.committed
-            text = (
+            saved = (
                 "there is no checkpoint" if newest is None else f"the checkpoint is step {newest:,}"
             )
-            self.log.message(f"stopped by SIGTERM at step {step:,}; {text}")
+            self.log.message(f"stopped by SIGTERM at step {step:,}; {saved}")
         metrics = self.progress.end_run(step, done=ending is Ending.DONE)
         return Result(state, step, metrics, ending, self.bad_batches.report)
 
@@ -268,12 +268,12 @@ def _open_run(
     recipe: Recipe, mesh: Mesh, folder: str | None, allow_changes: bool, cleanup: ExitStack
 ) -> _Run:
     """Compile the step and open the folder. `cleanup` closes everything."""
-    # The plan comes first, so that an invalid recipe is rejected before a folder is touched.
+    # Make the plan first, so that an invalid recipe is rejected before a folder is touched.
     plan = make_plan(recipe, mesh)
     log = RunLog(recipe.steps, item=recipe.model.item)
     evaluator = None
     if recipe.evaluation:
-        evaluator = Evaluator(recipe, mesh, plan.state.params, plan.loss, log.message)
+        evaluator = Evaluator(recipe, mesh, plan.abstract_state.params, plan.loss, log.message)
     pipeline = Pipeline(plan)
     checkpoint_folder = None
     if folder is None:

@@ -24,7 +24,7 @@ from drumline.errors import UserError
 
 
 def make_mesh(axes: Mapping[str, int]) -> Mesh:
-    """Return a mesh of all devices. On a single host it may use only the first ones."""
+    """Return a mesh of all devices. On a single host it may use only some of them."""
     devices, sizes = jax.devices(), dict(axes)
     text = " × ".join(f"{axis}={size}" for axis, size in axes.items()) or "no axes"
     for axis, size in sizes.items():

@@ -22,11 +22,11 @@ class Plan:
 
     recipe: Recipe
     mesh: Mesh
-    state: State
+    abstract_state: State
     """The state as shapes with their shardings."""
     loader: BatchLoader
     """The loader of the training data."""
-    batch: Mapping[str, jax.ShapeDtypeStruct]
+    abstract_batch: Mapping[str, jax.ShapeDtypeStruct]
     """A global batch as shapes with their shardings."""
     loss: TracedLoss
 
@@ -38,7 +38,7 @@ class Plan:
     @cached_property
     def group_names(self) -> tuple[str, ...]:
         """The names of the parameter groups, in the order in which a step returns their flags."""
-        return group_names(self.state.params)
+        return group_names(self.abstract_state.params)
 
     def is_last(self, step: int) -> bool:
         """Return True if this is the last step of the run."""

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from drumline.chips.catalogue import device_kind
 from drumline.heartbeat import heartbeat
 from drumline.train.checkpoints.fence import FencedOff
-from drumline.train.checkpoints.files import open_append, raise_storage_errors
+from drumline.train.checkpoints.files import open_append, raise_checkpoint_errors
 from drumline.train.goodput import Goodput
 from drumline.train.plan import Plan
 
@@ -75,7 +75,7 @@ class RunProgress:
         self._evaluated_step = max(step, self._evaluated_step)
 
     def send_heartbeat(self, step: int, values: Mapping[str, object]) -> None:
-        """Send the position of the run to the agent, for `drumline list`."""
+        """Send the progress of the run to the agent, for `drumline list`."""
         recipe = self._plan.recipe
         fields = {
             **values,
@@ -95,7 +95,7 @@ class RunProgress:
         return {**throughput, **self.metrics}
 
     def _measure_throughput(self, now: float) -> dict[str, float | None]:
-        model, batch = self._plan.recipe.model, self._plan.batch
+        model, batch = self._plan.recipe.model, self._plan.abstract_batch
         steps_per_second = self._goodput.clock.steps_per_second()
         devices = list(self._plan.mesh.devices.flat)
         return {
@@ -177,7 +177,7 @@ class _MetricFiles:
     def add(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         line = {"attempt": self._attempt, "step": step, "time": round(now, 3)}
         values = {name: _json_number(value) for name, value in metrics.items()}
-        with raise_storage_errors(self._folder):
+        with raise_checkpoint_errors(self._folder):
             if time.monotonic() - self._checked_at >= CHECK_SECONDS:
                 self._check()
                 self._checked_at = time.monotonic()
@@ -302,12 +302,12 @@ class _EventFile:
         self._file.add(length + _masked_crc(length) + record + _masked_crc(record))
 
 
-def _varint(number: int) -> bytes:
+def _varint(value: int) -> bytes:
     encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
     return bytes(encoded)
 
 
@@ -328,10 +328,10 @@ def _float_field(field: int, value: float) -> bytes:
 
 
 def _crc_table() -> tuple[int, ...]:
-    def entry(number: int) -> int:
+    def entry(value: int) -> int:
         for _ in range(8):
-            number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)
-        return number
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        return value
 
     return tuple(map(entry, range(256)))
 

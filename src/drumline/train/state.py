@@ -29,7 +29,7 @@ class State:
 
 
 def initial_state(recipe: Recipe) -> State:
-    """Return the first state. The same recipe gives the same bits on any mesh."""
+    """Return the initial state of a recipe. Its bits do not depend on the mesh."""
     init_key, run_key = jax.random.split(jax.random.key(recipe.settings.seed))
     params = recipe.model.init(init_key)
     return State(

@@ -157,7 +157,7 @@ def test_capacity_and_faults_from_the_command_line(at_home: Emulator) -> None:
     code, _, told = drumline("capacity", "local-a", "v4", "lots")
     assert (code, "'lots' is not a number of chips" in told) == (2, True)
     code, _, told = drumline("capacity", "local-a", "v4", "9" * 23)
-    assert (code, "is no number of chips" in told) == (2, True)
+    assert (code, "is not a number of chips" in told) == (2, True)
     for notice in ("1e308", "nan"):
         code, _, told = drumline("preempt", "000001", "--notice", notice)
         assert (code, "notice" in told) == (2, True), told

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from drumline.cloud.google import errors
 from drumline.cloud.google.errors import classify, explain
-from drumline.jobs.core.refusals import Action, action
-from drumline.observed.faults import Fault, FaultKind, Scope
+from drumline.jobs.core.refusals import RefusalAction, action_for
+from drumline.observed import Fault, FaultKind, Scope
 
 STOCKOUT = Fault(FaultKind.STOCKOUT, Scope.ZONE)
 ZONE_QUOTA = Fault(FaultKind.QUOTA, Scope.ZONE)
@@ -140,24 +140,24 @@ def test_every_row_is_reached_by_the_text_it_was_seen_with() -> None:
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        (STOCKOUT, Action.NEXT_CHOICE),
-        (ZONE_QUOTA, Action.NEXT_CHOICE),
-        (REGION_QUOTA, Action.NEXT_CHOICE),
-        (RATE, Action.RETRY),
-        (ZONE_DENIED, Action.NEXT_CHOICE),
-        (PROJECT_DENIED, Action.RETRY),
-        (LOGIN, Action.RETRY),
-        (Fault(FaultKind.PREEMPTED, Scope.ZONE), Action.PREEMPTION),
-        (CONFLICT, Action.RETRY),
-        (INVALID, Action.GIVE_UP),
-        (Fault(FaultKind.INVALID, Scope.ZONE), Action.NEXT_CHOICE),
-        (Fault(FaultKind.NOT_FOUND, Scope.REQUEST), Action.RETRY),
-        (TRANSIENT, Action.RETRY),
-        (UNKNOWN, Action.NEXT_CHOICE),
+        (STOCKOUT, RefusalAction.NEXT_CANDIDATE),
+        (ZONE_QUOTA, RefusalAction.NEXT_CANDIDATE),
+        (REGION_QUOTA, RefusalAction.NEXT_CANDIDATE),
+        (RATE, RefusalAction.RETRY),
+        (ZONE_DENIED, RefusalAction.NEXT_CANDIDATE),
+        (PROJECT_DENIED, RefusalAction.RETRY),
+        (LOGIN, RefusalAction.RETRY),
+        (Fault(FaultKind.PREEMPTED, Scope.ZONE), RefusalAction.PREEMPTION),
+        (CONFLICT, RefusalAction.RETRY),
+        (INVALID, RefusalAction.GIVE_UP),
+        (Fault(FaultKind.INVALID, Scope.ZONE), RefusalAction.NEXT_CANDIDATE),
+        (Fault(FaultKind.NOT_FOUND, Scope.REQUEST), RefusalAction.RETRY),
+        (TRANSIENT, RefusalAction.RETRY),
+        (UNKNOWN, RefusalAction.NEXT_CANDIDATE),
     ],
 )
-def test_the_kind_says_what_follows(fault: Fault, expected: Action) -> None:
-    assert action(fault) is expected
+def test_the_kind_says_what_follows(fault: Fault, expected: RefusalAction) -> None:
+    assert action_for(fault) is expected
 
 
 @pytest.mark.parametrize(
@@ -268,5 +268,5 @@ def test_any_text_has_a_meaning_and_a_sentence(code: int | None, text: str) -> N
     fault = classify(code, text)
     assert fault.kind in FaultKind
     assert fault.scope in Scope
-    assert action(fault) in Action
+    assert action_for(fault) in RefusalAction
     assert explain(fault, "us-central2-b", text)

@@ -10,8 +10,7 @@ from drumline.cloud.google import placements
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.local import emulated_cloud
 from drumline.cloud.protocol import Cloud, PlacementRequest
-from drumline.observed.faults import FaultKind
-from drumline.observed.placements import Endpoint, ListedPlacement, PlacementState
+from drumline.observed import Endpoint, FaultKind, ListedPlacement, PlacementState
 from tests.cloud.conftest import Emulator
 
 ENDS = (Endpoint("10.0.0.2", "34.0.0.2"),)
@@ -53,8 +52,8 @@ def seen(request: str | None, node: str | None) -> ListedPlacement:
 def test_one_slice(request_state: str | None, node: str | None, state: PlacementState) -> None:
     found = seen(request_state, node)
     assert found.state is state
-    assert bool(found.why_lost) == (state is PlacementState.LOST)
-    assert found.word == (node or request_state)
+    assert bool(found.lost_reason) == (state is PlacementState.LOST)
+    assert found.cloud_state == (node or request_state)
 
 
 def test_what_runs_no_more_cannot_hold_up_the_next_slice() -> None:
@@ -68,13 +67,13 @@ def test_a_request_that_failed_says_what_that_means() -> None:
     trouble = RpcError(8, 'There is no more capacity in the zone "local-a"')
     failed = placements.combine(replace(REQUEST, state="FAILED", error=trouble), [])
     assert failed.refusal is not None
-    assert (failed.refusal.fault.kind, failed.refusal.said) == (
+    assert (failed.refusal.fault.kind, failed.refusal.message) == (
         FaultKind.STOCKOUT,
         "no capacity in local-a",
     )
     silent = seen("FAILED", None).refusal
     assert silent is not None
-    assert (silent.fault.kind, silent.said) == (
+    assert (silent.fault.kind, silent.message) == (
         FaultKind.UNKNOWN,
         "local-a: the request failed and no reason was given",
     )
@@ -117,11 +116,11 @@ class TestSeveralSlices:
     def test_are_ready_when_all_are(self) -> None:
         assert placements.combine(PAIR, self.nodes("READY")).state is PlacementState.BOOTING
         half = placements.combine(PAIR, self.nodes("READY", "CREATING"))
-        assert (half.state, half.word) == (PlacementState.BOOTING, "CREATING")
+        assert (half.state, half.cloud_state) == (PlacementState.BOOTING, "CREATING")
 
     def test_are_lost_when_one_is(self) -> None:
         found = placements.combine(PAIR, self.nodes("READY", "PREEMPTED"))
-        assert (found.state, found.why_lost) == (PlacementState.LOST, "node PREEMPTED")
+        assert (found.state, found.lost_reason) == (PlacementState.LOST, "node PREEMPTED")
         assert found.may_run, "the other one does not know yet"
 
 

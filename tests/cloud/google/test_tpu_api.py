@@ -9,7 +9,7 @@ from google.cloud import tpu_v2
 
 from drumline.cloud.google import placements
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
-from drumline.observed.placements import Endpoint
+from drumline.observed import Endpoint
 from tests.cloud.google.scripted import (
     NO_REQUEST,
     PARENT,
@@ -98,7 +98,7 @@ class TestListingRequests:
         assert fails(Script([holes]), list_requests).code == 14
 
     def test_a_listing_of_the_wrong_shape_is_an_error(self) -> None:
-        assert "no list" in str(fails(Script([ok(queuedResources={"a": 1})]), list_requests))
+        assert "is not a list" in str(fails(Script([ok(queuedResources={"a": 1})]), list_requests))
 
     def test_an_odd_entry_does_not_hide_the_others(self) -> None:
         odd: list[Any] = [

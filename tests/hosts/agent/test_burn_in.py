@@ -83,6 +83,6 @@ def test_a_report_that_cannot_be_read_is_not_waited_for(machine: Machine, left: 
 )
 def test_nonsense_from_a_host_is_a_warning(told: dict[str, object]) -> None:
     found = _burn_in_fields(told)
-    assert found["examined"] == "warn"
-    assert found["examined_seconds"] == 0.0
+    assert found["burn_in"] == "warn"
+    assert found["burn_in_seconds"] == 0.0
     assert len(json.dumps(found)) < 1000

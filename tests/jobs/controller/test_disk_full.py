@@ -10,66 +10,66 @@ import pytest
 from starlette.requests import Request
 
 from drumline.jobs.server.api import _storage_error
-from tests.jobs.pretend import HOUR, Office, play
+from tests.jobs.fakes import HOUR, ServerHarness, run_scenario
 
 WRITES = ("save", "gone", "note", "adopt_stray", "check_writable")
 
 
-def fill_disk(office: Office) -> None:
+def fill_disk(harness: ServerHarness) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     for name in WRITES:
-        setattr(office.supervisor.store, name, full)
-    office.supervisor.store.metrics.put = full  # type: ignore[method-assign]
+        setattr(harness.supervisor.store, name, full)
+    harness.supervisor.store.metrics.save = full  # type: ignore[method-assign]
 
 
-def empty_disk(office: Office) -> None:
+def empty_disk(harness: ServerHarness) -> None:
     for name in WRITES:
-        delattr(office.supervisor.store, name)
-    del office.supervisor.store.metrics.put
+        delattr(harness.supervisor.store, name)
+    del harness.supervisor.store.metrics.save
 
 
 def test_a_full_disk_with_a_release_pending_ends_nothing_and_is_told(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        going, staying = await office.create(), await office.create()
+    async def scenario(harness: ServerHarness) -> None:
+        going, staying = await harness.create(), await harness.create()
         for job in (going, staying):
-            await office.reaches(job, "RUNNING")
-        office.cloud.deaf = True
-        await office.desk.verb(going, "delete", {})
-        await office.reaches(going, "CANCELLED", within=120)
-        fill_disk(office)
-        office.cloud.deaf = False
-        office.starts(staying)[0].tells(step=1)
+            await harness.reaches(job, "RUNNING")
+        harness.cloud.ignores_deletes = True
+        await harness.service.verb(going, "delete", {})
+        await harness.reaches(going, "CANCELLED", within=120)
+        fill_disk(harness)
+        harness.cloud.ignores_deletes = False
+        harness.starts(staying)[0].send_heartbeat(step=1)
         await asyncio.sleep(HOUR)
-        assert not office.running.done(), "the supervision goes on"
-        assert "nothing can be written" in office.show(staying)["reason"]
-        assert "disk is full" in office.desk.status()["trouble"]["disk"]
-        empty_disk(office)
-        await office.until(lambda: not office.supervisor.store.releasing(), within=180)
-        await office.until(lambda: office.show(staying)["reason"] == "", within=180)
-        assert "disk" not in office.desk.status()["trouble"]
-        office.starts(staying)[0].ends(0)
-        await office.reaches(staying, "SUCCEEDED")
+        assert not harness.running.done(), "the supervision goes on"
+        assert "nothing can be written" in harness.show(staying)["reason"]
+        assert "disk is full" in harness.service.status()["trouble"]["disk"]
+        empty_disk(harness)
+        await harness.until(lambda: not harness.supervisor.store.releasing(), within=180)
+        await harness.until(lambda: harness.show(staying)["reason"] == "", within=180)
+        assert "disk" not in harness.service.status()["trouble"]
+        harness.starts(staying)[0].ends(0)
+        await harness.reaches(staying, "SUCCEEDED")
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_what_happens_while_the_disk_is_full_is_decided_afterwards(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create()
-        await office.reaches(job, "RUNNING")
-        (name,) = office.cloud.held
-        fill_disk(office)
-        office.cloud.becomes(name, "SUSPENDED", "PREEMPTED")
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        (name,) = harness.cloud.held
+        fill_disk(harness)
+        harness.cloud.becomes(name, "SUSPENDED", "PREEMPTED")
         await asyncio.sleep(HOUR)
-        assert office.cloud.count("ask") == 1, "nothing is asked for that was not written down"
-        empty_disk(office)
-        await office.until(lambda: len(office.starts(job)) == 2, within=180)
-        assert office.show(job)["preemptions"] == 1
-        await office.until(lambda: name not in office.cloud.held)
+        assert harness.cloud.count("ask") == 1, "nothing is asked for that was not written down"
+        empty_disk(harness)
+        await harness.until(lambda: len(harness.starts(job)) == 2, within=180)
+        assert harness.show(job)["preemptions"] == 1
+        await harness.until(lambda: name not in harness.cloud.held)
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(

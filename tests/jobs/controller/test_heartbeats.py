@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.controller.heartbeats import WRITE_SECONDS, Heartbeats
-from drumline.jobs.core.state import Attempt, Choice, Decision, Ended, Job, Outcome
+from drumline.jobs.core.state import Attempt, Candidate, Decision, EndedAttempt, Job, Outcome
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Store
-from drumline.observed.hosts import HostPhase, HostReport
+from drumline.observed import HostPhase, HostReport
 
 HOUR = 3600.0
 
@@ -27,7 +27,9 @@ class Listening:
         self.store = Store(home / "jobs.db")
         self.job = self.store.add(
             "lab", "digits", {},
-            lambda i: Job(id=i, owner="me", choices=(Choice("v4-8", "local-a"),), created_at=1.0),
+            lambda i: Job(
+                id=i, owner="me", choices=(Candidate("v4-8", "local-a"),), created_at=1.0
+            ),
         ).job  # fmt: skip
         self.pattern: str | None = None
         self.start()
@@ -44,10 +46,10 @@ class Listening:
         reports = [
             HostReport(n, HostPhase.RUNNING, self.now, heartbeat=one) for n, one in enumerate(beats)
         ]
-        self.heartbeats.listen(self.job.id, attempt, reports, self.pattern)
+        self.heartbeats.update(self.job.id, attempt, reports, self.pattern)
 
     def end(self, attempt: int) -> None:
-        ended = Ended(Attempt(attempt, 1.0), Outcome.PREEMPTED, "")
+        ended = EndedAttempt(Attempt(attempt, 1.0), Outcome.PREEMPTED, "")
         self.store.save(Decision(self.job, ended=(ended,)), self.now)
         self.heartbeats.end(self.job.id, attempt)
 
@@ -131,7 +133,7 @@ def test_a_killed_server_loses_seconds_and_the_next_one_goes_on(told: Listening)
     for step in range(1, 101):
         told.now += WRITE_SECONDS / 10
         told.tell(1, {"step": step, "resumed": 0})
-        told.heartbeats.write()
+        told.heartbeats.save()
     told.start()
     assert told.heartbeats.steps(told.job.id, 1) is None, "nobody has listened yet"
     told.tell(1, {"step": 100, "resumed": 0})
@@ -148,7 +150,7 @@ def test_a_step_that_did_not_move_while_the_server_was_away_is_as_old_as_it_is(
 ) -> None:
     told.tell(1, {"step": 151})
     began = told.now
-    told.heartbeats.write(everything=True)
+    told.heartbeats.save(everything=True)
     told.now += HOUR
     told.start()
     told.tell(1, {"step": 151})
@@ -159,18 +161,18 @@ def test_a_step_that_did_not_move_while_the_server_was_away_is_as_old_as_it_is(
 
 def test_the_disk_is_not_asked_for_every_heartbeat(told: Listening) -> None:
     writes = 0
-    put = told.store.metrics.put
+    put = told.store.metrics.save
 
     def counted(*given: object) -> None:
         nonlocal writes
         writes += 1
         put(*given)  # type: ignore[arg-type]
 
-    told.store.metrics.put = counted  # type: ignore[method-assign,assignment]
+    told.store.metrics.save = counted  # type: ignore[method-assign,assignment]
     for step in range(600):
         told.now += 0.1
         told.tell(1, {"step": step})
-        told.heartbeats.write()
+        told.heartbeats.save()
     assert writes <= 60 / WRITE_SECONDS + 1
 
 
@@ -194,7 +196,7 @@ def test_a_program_is_heard_by_its_log_where_it_has_no_heartbeat(told: Listening
     course = told.heartbeats.steps(told.job.id, 1)
     assert course is not None
     assert course.moving
-    told.heartbeats.write(everything=True)
+    told.heartbeats.save(everything=True)
     told.now += HOUR
     told.start()
     told.tell(1, None)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.pretend import UNAVAILABLE, Office, play
+from tests.jobs.fakes import UNAVAILABLE, ServerHarness, run_scenario
 from tests.jobs.world import World
 
 
@@ -37,19 +37,19 @@ def test_a_server_with_nothing_to_do_leaves_and_the_next_command_starts_it_again
 
 
 def test_what_needs_the_server(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        assert not office.supervisor.busy()
-        job = await office.create()
-        assert office.supervisor.busy()
-        await office.reaches(job, "RUNNING")
-        await office.desk.verb(job, "cancel", {})
-        await office.reaches(job, "CANCELLED")
-        assert office.supervisor.busy()  # by the slice that is kept
-        office.cloud.trouble = UNAVAILABLE
-        await office.desk.verb(job, "delete", {})
-        await office.until(lambda: office.show(job)["slice"] is None)
-        assert office.supervisor.busy()  # by the slice that is to go
-        office.cloud.trouble = None
-        await office.until(lambda: not office.supervisor.busy(), within=600)
+    async def scenario(harness: ServerHarness) -> None:
+        assert not harness.supervisor.busy()
+        job = await harness.create()
+        assert harness.supervisor.busy()
+        await harness.reaches(job, "RUNNING")
+        await harness.service.verb(job, "cancel", {})
+        await harness.reaches(job, "CANCELLED")
+        assert harness.supervisor.busy()  # by the slice that is kept
+        harness.cloud.error = UNAVAILABLE
+        await harness.service.verb(job, "delete", {})
+        await harness.until(lambda: harness.show(job)["slice"] is None)
+        assert harness.supervisor.busy()  # by the slice that is to go
+        harness.cloud.error = None
+        await harness.until(lambda: not harness.supervisor.busy(), within=600)
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)

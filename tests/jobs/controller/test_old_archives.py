@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tests.hosts.packing_table import openssh_key
 from tests.hosts.test_repack import old_archive
-from tests.jobs.pretend import Office, play
+from tests.jobs.fakes import ServerHarness, run_scenario
 
 
-def as_an_older_version_packed_it(office: Office, job: str, archive: Path) -> None:
+def as_an_older_version_packed_it(harness: ServerHarness, job: str, archive: Path) -> None:
     """Put an old archive in the place of the job's own, without a mark of the rules."""
-    sha, home = "ab" * 32, office.supervisor.config.home
+    sha, home = "ab" * 32, harness.supervisor.config.home
     archive.rename(home / "code" / f"{sha}.tar.gz")
     with sqlite3.connect(home / "jobs.db") as database:
         ((text,),) = database.execute("SELECT spec FROM jobs WHERE number = ?", (int(job),))
@@ -21,11 +21,11 @@ def as_an_older_version_packed_it(office: Office, job: str, archive: Path) -> No
     database.close()
 
 
-async def restarted(office: Office, job: str) -> None:
+async def restarted(harness: ServerHarness, job: str) -> None:
     """Another server takes over, and has connected to the hosts."""
-    count = len(office.starts(job))
-    await office.restart()
-    await office.until(lambda: len(office.starts(job)) > count)
+    count = len(harness.starts(job))
+    await harness.restart()
+    await harness.until(lambda: len(harness.starts(job)) > count)
 
 
 def workdir(tmp_path: Path) -> Path:
@@ -36,49 +36,51 @@ def workdir(tmp_path: Path) -> Path:
 
 
 def test_a_job_of_an_older_version_goes_on_without_its_secrets(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create(workdir=str(workdir(tmp_path)))
-        await office.reaches(job, "RUNNING")
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create(workdir=str(workdir(tmp_path)))
+        await harness.reaches(job, "RUNNING")
         old = old_archive(tmp_path / "old", {"train.py": "x = 1", "deploy": openssh_key()})
-        as_an_older_version_packed_it(office, job, old)
-        await restarted(office, job)
-        program = office.starts(job)[-1].program
+        as_an_older_version_packed_it(harness, job, old)
+        await restarted(harness, job)
+        program = harness.starts(job)[-1].program
         assert program.archive is not None
         assert program.archive.is_file()
         assert program.archive_sha not in {None, "ab" * 32}
-        shown = office.show(job)
+        shown = harness.show(job)
         assert shown["code"]["left_out"] == [{"path": "deploy", "reason": "private key"}]
         assert "left out: deploy (private key)" in str(shown["events"])
         # It is done once: the next server finds nothing to do.
-        await restarted(office, job)
-        assert office.show(job)["code"] == shown["code"]
+        await restarted(harness, job)
+        assert harness.show(job)["code"] == shown["code"]
 
-    play(tmp_path / "home", story)
+    run_scenario(tmp_path / "home", scenario)
 
 
 def test_an_old_archive_without_secrets_keeps_its_name(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create(workdir=str(workdir(tmp_path)))
-        await office.reaches(job, "RUNNING")
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create(workdir=str(workdir(tmp_path)))
+        await harness.reaches(job, "RUNNING")
         old = old_archive(tmp_path / "old", {"train.py": "x = 1"})
-        as_an_older_version_packed_it(office, job, old)
-        await restarted(office, job)
-        assert office.starts(job)[-1].program.archive_sha == "ab" * 32
-        assert office.show(job)["code"]["rules"] == 1
+        as_an_older_version_packed_it(harness, job, old)
+        await restarted(harness, job)
+        assert harness.starts(job)[-1].program.archive_sha == "ab" * 32
+        assert harness.show(job)["code"]["rules"] == 1
 
-    play(tmp_path / "home", story)
+    run_scenario(tmp_path / "home", scenario)
 
 
 def test_an_old_archive_that_cannot_be_read_is_not_sent(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create(workdir=str(workdir(tmp_path)))
-        await office.reaches(job, "RUNNING")
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create(workdir=str(workdir(tmp_path)))
+        await harness.reaches(job, "RUNNING")
         old = old_archive(tmp_path / "old", {"train.py": "x = 1"})
         old.write_bytes(b"no archive")
-        as_an_older_version_packed_it(office, job, old)
-        await office.restart()
-        count = len(office.starts(job))
-        await office.until(lambda: "packs it again" in str(office.show(job)["reason"]), within=600)
-        assert len(office.starts(job)) == count
+        as_an_older_version_packed_it(harness, job, old)
+        await harness.restart()
+        count = len(harness.starts(job))
+        await harness.until(
+            lambda: "packs it again" in str(harness.show(job)["reason"]), within=600
+        )
+        assert len(harness.starts(job)) == count
 
-    play(tmp_path / "home", story)
+    run_scenario(tmp_path / "home", scenario)

@@ -7,81 +7,81 @@ from typing import Any
 import pytest
 
 from drumline.jobs.store.records import Store
-from tests.jobs.pretend import UNAVAILABLE, Office, play
+from tests.jobs.fakes import UNAVAILABLE, ServerHarness, run_scenario
 
 CHECKPOINT = "gs://lab/run"
 
 
-async def lost_to_silence(office: Office, **keys: Any) -> str:
+async def lost_to_silence(harness: ServerHarness, **keys: Any) -> str:
     """A job whose host has become silent, and whose slice the cloud does not delete."""
-    office.cloud.buckets["lab"] = "US-CENTRAL2"
-    job = await office.create(checkpoint=CHECKPOINT, **keys)
-    await office.reaches(job, "RUNNING")
-    office.cloud.deaf = True
-    office.starts(job)[0].connection(there=False)
-    await office.until(lambda: bool(office.desk.store.releasing()), within=900)
+    harness.cloud.buckets["lab"] = "US-CENTRAL2"
+    job = await harness.create(checkpoint=CHECKPOINT, **keys)
+    await harness.reaches(job, "RUNNING")
+    harness.cloud.ignores_deletes = True
+    harness.starts(job)[0].connection(there=False)
+    await harness.until(lambda: bool(harness.service.store.releasing()), within=900)
     return job
 
 
 def test_a_slice_that_is_not_listed_and_cannot_be_looked_up_may_still_run(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await lost_to_silence(office)
-        old = office.desk.store.releasing()[0].name
-        office.cloud.unlisted.add(old)
-        office.cloud.no_find = UNAVAILABLE
+    async def scenario(harness: ServerHarness) -> None:
+        job = await lost_to_silence(harness)
+        old = harness.service.store.releasing()[0].name
+        harness.cloud.unlisted.add(old)
+        harness.cloud.no_find = UNAVAILABLE
         await asyncio.sleep(1800)
-        assert len(office.starts(job)) == 1
-        assert "released" in office.show(job)["reason"]
-        office.cloud.no_find = None
+        assert len(harness.starts(job)) == 1
+        assert "previous slice to be deleted" in harness.show(job)["reason"]
+        harness.cloud.no_find = None
         await asyncio.sleep(600)
-        assert len(office.starts(job)) == 1
-        office.cloud.deaf = False
-        office.cloud.unlisted.clear()
-        await office.until(lambda: len(office.starts(job)) == 2, within=900)
-        first, second = (start.program for start in office.starts(job))
+        assert len(harness.starts(job)) == 1
+        harness.cloud.ignores_deletes = False
+        harness.cloud.unlisted.clear()
+        await harness.until(lambda: len(harness.starts(job)) == 2, within=900)
+        first, second = (start.program for start in harness.starts(job))
         assert (first.checkpoint, first.owner) == (second.checkpoint, second.owner)
         assert first.fence < second.fence
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_a_job_that_takes_over_checkpoints_waits_for_the_slice_of_the_job_before(
     tmp_path: Path,
 ) -> None:
-    async def story(office: Office) -> None:
-        first = await lost_to_silence(office, retry={"bad_hosts": 0})
-        await office.reaches(first, "FAILED", within=900)
+    async def scenario(harness: ServerHarness) -> None:
+        first = await lost_to_silence(harness, retry={"bad_hosts": 0})
+        await harness.reaches(first, "FAILED", within=900)
         spec = {
             "accelerator": "v4-16", "zones": ["us-central2-b"], "run": "true", "workdir": None,
         }  # fmt: skip
-        second = str((await office.desk.create(spec, {}, "lab", {"from": first}))["id"])
-        third = await office.create(checkpoint=CHECKPOINT)
-        await office.until(lambda: bool(office.starts(third)))
+        second = str((await harness.service.create(spec, {}, "lab", {"from": first}))["id"])
+        third = await harness.create(checkpoint=CHECKPOINT)
+        await harness.until(lambda: bool(harness.starts(third)))
         await asyncio.sleep(1800)
-        assert not office.starts(second)
-        office.cloud.deaf = False
-        await office.until(lambda: bool(office.starts(second)), within=900)
-        before, after = office.starts(first)[0].program, office.starts(second)[0].program
+        assert not harness.starts(second)
+        harness.cloud.ignores_deletes = False
+        await harness.until(lambda: bool(harness.starts(second)), within=900)
+        before, after = harness.starts(first)[0].program, harness.starts(second)[0].program
         assert before.checkpoint == after.checkpoint
         assert before.fence < after.fence
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_fencing_numbers_grow_in_an_older_copy_of_the_database_too(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        await office.create()
-        job = await office.create()
-        await office.reaches(job, "RUNNING")
-        before = office.starts(job)[0].program.fence
+    async def scenario(harness: ServerHarness) -> None:
+        await harness.create()
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        before = harness.starts(job)[0].program.fence
         # Whoever restores an older copy has given fewer numbers than were used.
-        office.desk.store._db.execute("UPDATE meta SET value = '0' WHERE key = 'fence'")
-        await office.restart()
-        again = await office.create()
-        await office.reaches(again, "RUNNING")
-        assert office.starts(again)[0].program.fence > before
+        harness.service.store._db.execute("UPDATE meta SET value = '0' WHERE key = 'fence'")
+        await harness.restart()
+        again = await harness.create()
+        await harness.reaches(again, "RUNNING")
+        assert harness.starts(again)[0].program.fence > before
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("last", [0, 5])
@@ -95,29 +95,29 @@ def test_every_fencing_number_is_greater_than_all_before(tmp_path: Path, last: i
 
 
 def test_a_job_of_version_0_1_keeps_its_checkpoint_folder(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        office.cloud.buckets["lab"] = "US-CENTRAL2"
-        job = await office.create(checkpoint=CHECKPOINT)
-        await office.reaches(job, "RUNNING")
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.buckets["lab"] = "US-CENTRAL2"
+        job = await harness.create(checkpoint=CHECKPOINT)
+        await harness.reaches(job, "RUNNING")
         # What that version wrote: no owner in the job file, no fencing number in the attempt.
-        database = office.desk.store._db
+        database = harness.service.store._db
         database.execute("UPDATE jobs SET spec = json_remove(spec, '$.checkpoint_owner')")
         database.execute("UPDATE jobs SET state = json_remove(state, '$.attempt.fence')")
         database.execute("DELETE FROM meta WHERE key = 'fence'")
-        (office._home / "owners.json").unlink()
-        await office.restart()
-        assert office.show(job)["checkpoint"] == f"{CHECKPOINT}/{job}"
-        name = office.desk.store.slices(job)[0].name
-        office.cloud.becomes(name, "SUSPENDED", "PREEMPTED")
-        await office.until(lambda: office.starts(job)[-1].program.attempt == 2, within=900)
-        program = office.starts(job)[-1].program
+        (harness._home / "owners.json").unlink()
+        await harness.restart()
+        assert harness.show(job)["checkpoint"] == f"{CHECKPOINT}/{job}"
+        name = harness.service.store.slices(job)[0].name
+        harness.cloud.becomes(name, "SUSPENDED", "PREEMPTED")
+        await harness.until(lambda: harness.starts(job)[-1].program.attempt == 2, within=900)
+        program = harness.starts(job)[-1].program
         assert program.checkpoint == f"{CHECKPOINT}/{job}"
         assert program.fence > 0
-        await office.desk.verb(job, "cancel", {})
-        await office.reaches(job, "CANCELLED")
-        changed = office.desk.record(job).spec.file | {"setup": "make data"}
-        await office.desk.verb(job, "resume", {"spec": changed})
-        await office.until(lambda: office.starts(job)[-1].program.attempt == 3, within=900)
-        assert office.starts(job)[-1].program.checkpoint == f"{CHECKPOINT}/{job}"
+        await harness.service.verb(job, "cancel", {})
+        await harness.reaches(job, "CANCELLED")
+        changed = harness.service.record(job).spec.file | {"setup": "make data"}
+        await harness.service.verb(job, "resume", {"spec": changed})
+        await harness.until(lambda: harness.starts(job)[-1].program.attempt == 3, within=900)
+        assert harness.starts(job)[-1].program.checkpoint == f"{CHECKPOINT}/{job}"
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)

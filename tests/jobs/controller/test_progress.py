@@ -2,20 +2,20 @@
 
 from pathlib import Path
 
-from drumline.jobs.controller.progress import LogReader, heartbeat_of
-from drumline.observed.hosts import HostPhase, HostReport
+from drumline.jobs.controller.heartbeats import LogReader, first_heartbeat
+from drumline.observed import HostPhase, HostReport
 
 MAXTEXT = r"completed step: (?P<step>\d+), .*loss: (?P<loss>[\d.]+)"
 
 
 def host(index: int = 0, **facts: object) -> HostReport:
-    return HostReport(index, HostPhase.RUNNING, heard=1.0, **facts)  # type: ignore[arg-type]
+    return HostReport(index, HostPhase.RUNNING, heard_at=1.0, **facts)  # type: ignore[arg-type]
 
 
 def test_the_first_host_with_a_heartbeat_tells() -> None:
     reports = [host(), host(1, heartbeat={"step": 3}), host(2, heartbeat={"step": 2})]
-    assert heartbeat_of(reports) == (1, {"step": 3})
-    assert heartbeat_of([host(), host()]) is None
+    assert first_heartbeat(reports) == (1, {"step": 3})
+    assert first_heartbeat([host(), host()]) is None
 
 
 def write(folder: Path, text: str, number: int = 0) -> None:
@@ -25,12 +25,12 @@ def write(folder: Path, text: str, number: int = 0) -> None:
 
 def test_a_program_that_cannot_be_changed_is_read_by_its_log(tmp_path: Path) -> None:
     reader = LogReader(tmp_path, MAXTEXT)
-    assert reader.news() == []
+    assert reader.read_new() == []
     write(tmp_path, "hello\ncompleted step: 7, seconds: 1.2, loss: 10.5\ncompleted step: 8, x, lo")
-    assert reader.news() == [{"step": 7, "loss": 10.5}]
+    assert reader.read_new() == [{"step": 7, "loss": 10.5}]
     write(tmp_path, "ss: 9.25\n" + "chatter\n" * 100)
-    assert reader.news() == [{"step": 8, "loss": 9.25}], "however much is logged after it"
-    assert reader.news() == []
+    assert reader.read_new() == [{"step": 8, "loss": 9.25}], "however much is logged after it"
+    assert reader.read_new() == []
 
 
 def test_the_host_that_tells_is_found_and_kept(tmp_path: Path) -> None:
@@ -38,14 +38,14 @@ def test_the_host_that_tells_is_found_and_kept(tmp_path: Path) -> None:
     write(tmp_path, "step 3\n", 10)
     write(tmp_path, "step 2\n", 9)
     reader = LogReader(tmp_path, r"step (?P<step>\d+)")
-    assert reader.news() == [{"step": 2}]
+    assert reader.read_new() == [{"step": 2}]
     write(tmp_path, "step 99\n", 0)
-    assert reader.news() == []
+    assert reader.read_new() == []
 
 
 def test_a_bar_of_progress_and_separated_thousands_are_no_obstacle(tmp_path: Path) -> None:
     write(tmp_path, "step 18,399\rstep 18,400\rstep 18,4")
-    assert LogReader(tmp_path, r"step (?P<step>[\d,]+)").news() == [
+    assert LogReader(tmp_path, r"step (?P<step>[\d,]+)").read_new() == [
         {"step": 18399},
         {"step": 18400},
     ]
@@ -53,4 +53,4 @@ def test_a_bar_of_progress_and_separated_thousands_are_no_obstacle(tmp_path: Pat
 
 def test_of_a_huge_log_the_end_alone_is_read(tmp_path: Path) -> None:
     write(tmp_path, "step 1\n" + "x" * (1 << 20) + "\nstep 2\n")
-    assert LogReader(tmp_path, r"step (?P<step>\d+)").news() == [{"step": 2}]
+    assert LogReader(tmp_path, r"step (?P<step>\d+)").read_new() == [{"step": 2}]

@@ -4,54 +4,54 @@ from pathlib import Path
 from typing import Any
 
 from drumline.cloud.protocol import CloudError
-from drumline.jobs.controller.witness import Hearing
-from tests.jobs.pretend import Office, play
+from drumline.jobs.controller.host_history import HealthMonitor
+from tests.jobs.fakes import ServerHarness, run_scenario
 
 VFIO = "open(/dev/vfio/0): Device or resource busy"
 
 
-def hosts(office: Office) -> dict[str, Any]:
-    return {host["identity"]: host for host in office.desk.host_history.all()}
+def hosts(harness: ServerHarness) -> dict[str, Any]:
+    return {host["identity"]: host for host in harness.service.host_history.all()}
 
 
 def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_third(
     tmp_path: Path,
 ) -> None:
-    async def story(office: Office) -> None:
-        first, second = [await office.create() for _ in range(2)]
+    async def scenario(harness: ServerHarness) -> None:
+        first, second = [await harness.create() for _ in range(2)]
         for job in (first, second):
-            await office.reaches(job, "RUNNING")
-            office.starts(job)[0].ends(1, VFIO)
-            await office.until(lambda job=job: office.show(job)["bad_hosts"] == 1)  # type: ignore[misc]
-        assert hosts(office)["machine-0"]["state"] == "excluded"
-        assert [e["job"] for e in hosts(office)["machine-0"]["evidence"]] == [first, second]
-        await office.restart()
-        assert hosts(office)["machine-0"]["state"] == "excluded", "it outlives the server"
-        third = await office.create()
-        await office.until(lambda: "refused" in [e["kind"] for e in office.show(third)["events"]])
-        assert office.show(third)["attempts_made"] == 1
-        (said,) = {e["text"] for e in office.show(third)["events"] if e["kind"] == "refused"}
+            await harness.reaches(job, "RUNNING")
+            harness.starts(job)[0].ends(1, VFIO)
+            await harness.until(lambda job=job: harness.show(job)["bad_hosts"] == 1)  # type: ignore[misc]
+        assert hosts(harness)["machine-0"]["state"] == "excluded"
+        assert [e["job"] for e in hosts(harness)["machine-0"]["evidence"]] == [first, second]
+        await harness.restart()
+        assert hosts(harness)["machine-0"]["state"] == "excluded", "it outlives the server"
+        third = await harness.create()
+        await harness.until(lambda: "refused" in [e["kind"] for e in harness.show(third)["events"]])
+        assert harness.show(third)["attempts_made"] == 1
+        (said,) = {e["text"] for e in harness.show(third)["events"] if e["kind"] == "refused"}
         assert said.startswith("host 0, machine-0 is excluded: open(/dev/vfio/0)")
         for job in (first, second, third):
-            office.desk.host_history.apply("forgive", {"identity": "machine-0"})
-            await office.reaches(job, "RUNNING")
+            harness.service.host_history.apply("forgive", {"identity": "machine-0"})
+            await harness.reaches(job, "RUNNING")
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_a_job_that_starts_nowhere_is_at_fault_itself(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create()
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
         for number in range(3):
-            await office.reaches(job, "RUNNING")
-            session = office.starts(job)[number]
+            await harness.reaches(job, "RUNNING")
+            session = harness.starts(job)[number]
             session.move_to(f"shelf-{number}")
             session.ends(139)
-            await office.until(lambda n=number: office.show(job)["bad_hosts"] == n + 1)  # type: ignore[misc]
-            accused = [name for name, host in hosts(office).items() if host["state"] != "good"]
+            await harness.until(lambda n=number: harness.show(job)["bad_hosts"] == n + 1)  # type: ignore[misc]
+            accused = [name for name, host in hosts(harness).items() if host["state"] != "good"]
             assert len(accused) == (number + 1 if number < 2 else 0)
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 class Google:
@@ -67,20 +67,22 @@ class Google:
 
 
 def test_what_the_witness_says_is_held_against_the_host_once(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        boss, google = office.supervisor, Google()
-        hearing = Hearing(google, boss.records, boss.sessions, boss.memory, office.clock)
-        job = await office.create()
-        await office.reaches(job, "RUNNING")
-        await hearing.ask()
+    async def scenario(harness: ServerHarness) -> None:
+        boss, google = harness.supervisor, Google()
+        hearing = HealthMonitor(
+            google, boss.records, boss.sessions.reports, boss.host_history, harness.clock
+        )
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        await hearing.query()
         google.says = {"i-1": "BAD_TPU_CHIP", "i-99": "BAD_TPU_CHIP"}
         for _ in range(3):
-            await hearing.ask()
-        found = hosts(office)
+            await hearing.query()
+        found = hosts(harness)
         assert (found["machine-0"]["state"], found["machine-1"]["state"]) == ("good", "excluded")
         (said,) = found["machine-1"]["evidence"]
         assert (said["proof"], said["job"]) == ("witness", job)
         assert said["text"] == "the cloud calls it unhealthy: BAD_TPU_CHIP"
-        assert office.status(job) == "RUNNING"
+        assert harness.status(job) == "RUNNING"
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)

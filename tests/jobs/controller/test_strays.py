@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from drumline.cloud.google.placements import ListedNode, ListedRequest
-from drumline.jobs.controller.slices.strays import Owners
+from drumline.jobs.controller.slices import DatabaseIds
 from drumline.jobs.server.verbs import RequestError
-from tests.jobs.pretend import UNAVAILABLE, ZONE, Office, play
+from tests.jobs.fakes import UNAVAILABLE, ZONE, ServerHarness, run_scenario
 
 Cloud = tuple[dict[str, ListedRequest], dict[str, ListedNode]]
 
@@ -25,23 +25,23 @@ def first_life(home: Path, jobs: int = 1) -> Cloud:
     """Jobs that run; what the cloud holds at the end."""
     held: list[Cloud] = []
 
-    async def story(office: Office) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         for _ in range(jobs):
-            job = await office.create()
-            await office.reaches(job, "RUNNING")
-        held.append((dict(office.cloud.requested), dict(office.cloud.held)))
+            job = await harness.create()
+            await harness.reaches(job, "RUNNING")
+        held.append((dict(harness.cloud.requested), dict(harness.cloud.held)))
 
-    play(home, story)
+    run_scenario(home, scenario)
     return held[0]
 
 
-def second_life(home: Path, cloud: Cloud, story: Any) -> None:
-    async def with_slices(office: Office) -> None:
-        office.cloud.requested.update(cloud[0])
-        office.cloud.held.update(cloud[1])
-        await story(office)
+def second_life(home: Path, cloud: Cloud, scenario: Any) -> None:
+    async def with_slices(harness: ServerHarness) -> None:
+        harness.cloud.requested.update(cloud[0])
+        harness.cloud.held.update(cloud[1])
+        await scenario(harness)
 
-    play(home, with_slices)
+    run_scenario(home, with_slices)
 
 
 def test_slices_of_a_lost_database_are_found_and_left_alone_until_the_user_says(
@@ -51,18 +51,18 @@ def test_slices_of_a_lost_database_are_found_and_left_alone_until_the_user_says(
     (name,) = cloud[1]
     lose_database(tmp_path)
 
-    async def story(office: Office) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await asyncio.sleep(1000)
-        assert name in office.cloud.held, "nothing is released unasked"
-        (found,) = (await office.desk.orphans.find())["strays"]
+        assert name in harness.cloud.held, "nothing is released unasked"
+        (found,) = (await harness.service.orphans.find())["strays"]
         assert (found["name"], found["zone"], found["job"]) == (name, ZONE, "000001")
-        assert [one["name"] for one in office.desk.status()["strays"]] == [name]
-        answer = await office.desk.orphans.apply("release", [], "lab")
+        assert [one["name"] for one in harness.service.status()["strays"]] == [name]
+        answer = await harness.service.orphans.apply("release", [], "lab")
         assert answer["text"] == [f"{name} in {ZONE} is being released"]
-        await office.until(lambda: name not in office.cloud.held)
-        assert (await office.desk.orphans.find())["strays"] == []
+        await harness.until(lambda: name not in harness.cloud.held)
+        assert (await harness.service.orphans.find())["strays"] == []
 
-    second_life(tmp_path, cloud, story)
+    second_life(tmp_path, cloud, scenario)
 
 
 def test_a_job_of_the_new_database_does_not_take_a_slice_of_the_lost_one_for_its_own(
@@ -72,15 +72,15 @@ def test_a_job_of_the_new_database_does_not_take_a_slice_of_the_lost_one_for_its
     (name,) = cloud[1]
     lose_database(tmp_path)
 
-    async def story(office: Office) -> None:
-        job = await office.create()
-        await office.reaches(job, "RUNNING")
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
         assert job == "000002", "the lost database has given 000001"
-        assert office.show(job)["slice"]["name"] != name
-        await office.desk.verb(job, "clean", {})
-        assert name in office.cloud.held
+        assert harness.show(job)["slice"]["name"] != name
+        await harness.service.verb(job, "clean", {})
+        assert name in harness.cloud.held
 
-    second_life(tmp_path, cloud, story)
+    second_life(tmp_path, cloud, scenario)
 
 
 def test_an_adopted_slice_is_held_by_a_job_and_goes_on_with_a_file(tmp_path: Path) -> None:
@@ -88,37 +88,37 @@ def test_an_adopted_slice_is_held_by_a_job_and_goes_on_with_a_file(tmp_path: Pat
     (name,) = cloud[1]
     lose_database(tmp_path)
 
-    async def story(office: Office) -> None:
-        (told,) = (await office.desk.orphans.apply("adopt", [name], "lab"))["text"]
+    async def scenario(harness: ServerHarness) -> None:
+        (told,) = (await harness.service.orphans.apply("adopt", [name], "lab"))["text"]
         assert "drumline resume 000002 --file FILE" in told
-        (row,) = office.desk.overview()
+        (row,) = harness.service.overview()
         assert (row["status"], row["zone"], row["chips_held"]) == ("CANCELLED", ZONE, 8)
-        assert office.desk.status()["strays"] == []
+        assert harness.service.status()["strays"] == []
         with pytest.raises(RequestError, match="--file FILE"):
-            await office.desk.verb("2", "resume", {})
+            await harness.service.verb("2", "resume", {})
         spec = {"accelerator": "v4-16", "zones": [ZONE], "run": "python go_on.py", "workdir": None}
-        answer = await office.desk.verb("2", "resume", {"spec": spec})
+        answer = await harness.service.verb("2", "resume", {"spec": spec})
         assert "on the slice kept" in answer["text"]
-        await office.reaches("000002", "RUNNING")
-        assert office.show("000002")["slice"]["name"] == name
-        assert office.starts("000002")[0].program.run == "python go_on.py"
-        assert office.cloud.count("ask") == 0
-        await office.desk.verb("2", "delete", {})
-        await office.until(lambda: not office.cloud.held)
+        await harness.reaches("000002", "RUNNING")
+        assert harness.show("000002")["slice"]["name"] == name
+        assert harness.starts("000002")[0].program.run == "python go_on.py"
+        assert harness.cloud.count("ask") == 0
+        await harness.service.verb("2", "delete", {})
+        await harness.until(lambda: not harness.cloud.held)
 
-    second_life(tmp_path, cloud, story)
+    second_life(tmp_path, cloud, scenario)
 
 
 def test_an_adopted_slice_that_is_not_resumed_can_be_deleted(tmp_path: Path) -> None:
     cloud = first_life(tmp_path)
     lose_database(tmp_path)
 
-    async def story(office: Office) -> None:
-        await office.desk.orphans.apply("adopt", [], "lab")
-        await office.desk.verb("2", "delete", {})
-        await office.until(lambda: not office.cloud.held)
+    async def scenario(harness: ServerHarness) -> None:
+        await harness.service.orphans.apply("adopt", [], "lab")
+        await harness.service.verb("2", "delete", {})
+        await harness.until(lambda: not harness.cloud.held)
 
-    second_life(tmp_path, cloud, story)
+    second_life(tmp_path, cloud, scenario)
 
 
 def test_an_older_copy_of_the_database_neither_releases_nor_reuses_what_came_after_it(
@@ -132,74 +132,74 @@ def test_an_older_copy_of_the_database_neither_releases_nor_reuses_what_came_aft
     lose_database(tmp_path)
     shutil.move(tmp_path / "copy.db", tmp_path / "jobs.db")
 
-    async def story(office: Office) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         await asyncio.sleep(700)
-        assert newer[0] in office.cloud.held
-        assert [one["name"] for one in office.desk.status()["strays"]] == newer
-        assert await office.create() == "000003"
+        assert newer[0] in harness.cloud.held
+        assert [one["name"] for one in harness.service.status()["strays"]] == newer
+        assert await harness.create() == "000003"
 
-    second_life(tmp_path, cloud, story)
+    second_life(tmp_path, cloud, scenario)
 
 
 def test_what_this_database_forgot_is_still_released_of_itself(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create()
-        await office.reaches(job, "RUNNING")
-        labels = {"drumline-owner": office.desk.store.owner, "drumline-job": job}
-        office.cloud.requested["dl-x"] = ListedRequest("dl-x", ZONE, "ACTIVE", "v4-16", labels)
-        await office.until(lambda: "dl-x" not in office.cloud.requested, within=400)
-        assert office.status(job) == "RUNNING"
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        labels = {"drumline-owner": harness.service.store.owner, "drumline-job": job}
+        harness.cloud.requested["dl-x"] = ListedRequest("dl-x", ZONE, "ACTIVE", "v4-16", labels)
+        await harness.until(lambda: "dl-x" not in harness.cloud.requested, within=400)
+        assert harness.status(job) == "RUNNING"
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_a_slice_that_is_no_stray_is_named_in_a_sentence(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         with pytest.raises(RequestError, match="dl-other is not an orphan slice"):
-            await office.desk.orphans.apply("release", ["dl-other"], "lab")
+            await harness.service.orphans.apply("release", ["dl-other"], "lab")
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_zones_that_could_not_be_looked_at_are_told(tmp_path: Path) -> None:
     cloud = first_life(tmp_path)
     lose_database(tmp_path)
 
-    async def story(office: Office) -> None:
-        office.cloud.trouble = UNAVAILABLE
-        found = await office.desk.orphans.find()
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.error = UNAVAILABLE
+        found = await harness.service.orphans.find()
         assert found["strays"] == []
         assert ZONE in found["not_seen"], "the zone is known though the database is new"
 
-    second_life(tmp_path, cloud, story)
+    second_life(tmp_path, cloud, scenario)
 
 
 def test_the_ids_are_the_owners_alone_and_survive_a_file_that_cannot_be_read(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "owners.json"
-    Owners(path).remember("ab12", 7, ["z"])
+    DatabaseIds(path).update("ab12", 7, ["z"])
     assert path.stat().st_mode & 0o777 == 0o600
-    again = Owners(path)
+    again = DatabaseIds(path)
     assert (again.last_jobs, again.zones) == ({"ab12": 7}, {"z"})
-    again.remember("cd34")
+    again.update("cd34")
     assert set(json.loads(path.read_text())["last_jobs"]) == {"ab12", "cd34"}
     path.write_text("{")
-    broken = Owners(path)
-    broken.remember("ef56", 1)
-    assert Owners(path).last_jobs == {"ef56": 1}
+    broken = DatabaseIds(path)
+    broken.update("ef56", 1)
+    assert DatabaseIds(path).last_jobs == {"ef56": 1}
 
 
 def test_a_full_disk_keeps_nobody_from_a_job_and_is_made_up_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owners = Owners(tmp_path / "owners.json")
+    owners = DatabaseIds(tmp_path / "owners.json")
     with monkeypatch.context() as full:
 
-        def no_space(_: Owners) -> None:
+        def no_space(_: DatabaseIds) -> None:
             raise OSError(28, "No space left on device")
 
-        full.setattr(Owners, "_write", no_space)
-        owners.remember("ab12", 7)
-    owners.remember("ab12", 7)
-    assert Owners(tmp_path / "owners.json").last_jobs == {"ab12": 7}
+        full.setattr(DatabaseIds, "_save", no_space)
+        owners.update("ab12", 7)
+    owners.update("ab12", 7)
+    assert DatabaseIds(tmp_path / "owners.json").last_jobs == {"ab12": 7}

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.health.fault_report import FaultReport
-from drumline.jobs.core.bad_hosts import blames_host, computes_wrong
+from drumline.jobs.core.causes import find_fault_report, indicates_bad_host
 
 BAD_HOST_TEXTS = (
     "Couldn't open iommu group",
@@ -23,20 +23,20 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <
 @pytest.mark.parametrize("text", BAD_HOST_TEXTS)
 def test_a_host_phrase_counts_only_when_the_program_failed(text: str) -> None:
     log = f"step 1\n{TRACEBACK}{BACKEND}{text}: nope"
-    assert blames_host(1, log)
-    assert blames_host(-6, f"F0000 {text}")
-    assert not blames_host(0, log)
-    assert not blames_host(None, log)
+    assert indicates_bad_host(1, log)
+    assert indicates_bad_host(-6, f"F0000 {text}")
+    assert not indicates_bad_host(0, log)
+    assert not indicates_bad_host(None, log)
 
 
 def test_a_warning_before_the_users_own_error_is_not_the_cause() -> None:
     log = f"W0000 TPU initialization failed, trying again\nstep 100\n{TRACEBACK}ValueError: shapes"
-    assert not blames_host(1, log)
+    assert not indicates_bad_host(1, log)
 
 
 def test_the_library_may_log_the_reason_before_the_exception() -> None:
     log = f"E0000 Couldn't open iommu group /dev/vfio/0\n{TRACEBACK}{BACKEND}INTERNAL"
-    assert blames_host(1, log)
+    assert indicates_bad_host(1, log)
 
 
 def test_the_reason_may_stand_in_the_first_of_two_chained_tracebacks() -> None:
@@ -44,21 +44,21 @@ def test_the_reason_may_stand_in_the_first_of_two_chained_tracebacks() -> None:
         f"{TRACEBACK}RuntimeError: TPU initialization failed\n\nDuring handling of the above "
         f"exception, another exception occurred:\n\n{TRACEBACK}SystemError: gave up"
     )
-    assert blames_host(1, log)
+    assert indicates_bad_host(1, log)
 
 
 def test_a_stale_holder_is_no_bad_host() -> None:
     log = "TPU initialization failed: libtpu.so already in use by another process"
-    assert not blames_host(1, log)
+    assert not indicates_bad_host(1, log)
 
 
 def test_an_ordinary_failure_is_no_bad_host() -> None:
-    assert not blames_host(1, f"{TRACEBACK}KeyError: 'accelerator'")
+    assert not indicates_bad_host(1, f"{TRACEBACK}KeyError: 'accelerator'")
 
 
 @pytest.mark.parametrize("text", STALE_HOLDER_TEXTS)
 def test_nor_is_one_whose_chips_are_held(text: str) -> None:
-    assert not blames_host(1, f"No accelerator found: {text}")
+    assert not indicates_bad_host(1, f"No accelerator found: {text}")
 
 
 pieces = st.sampled_from([*BAD_HOST_TEXTS, *STALE_HOLDER_TEXTS, TRACEBACK, BACKEND])
@@ -67,12 +67,12 @@ texts = st.lists(st.text() | pieces).map(" ".join)
 
 @given(st.none() | st.integers(-64, 255), texts)
 def test_any_log_can_be_judged(exit_code: int | None, text: str) -> None:
-    assert blames_host(exit_code, text) in {False, bool(exit_code)}
+    assert indicates_bad_host(exit_code, text) in {False, bool(exit_code)}
 
 
 @given(st.text(), st.sampled_from(['There is no more capacity in the zone "x"', *BAD_HOST_TEXTS]))
 def test_a_success_is_never_a_bad_host(around: str, phrase: str) -> None:
-    assert not blames_host(0, f"{around}{phrase}{around}")
+    assert not indicates_bad_host(0, f"{around}{phrase}{around}")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_success_is_never_a_bad_host(around: str, phrase: str) -> None:
     ],
 )
 def test_what_libtpu_says_of_a_chip_accuses_its_host(text: str) -> None:
-    assert blames_host(1, f"F0000 {text}")
+    assert indicates_bad_host(1, f"F0000 {text}")
 
 
 @pytest.mark.parametrize(
@@ -94,15 +94,15 @@ def test_what_libtpu_says_of_a_chip_accuses_its_host(text: str) -> None:
     ["SW_INJECT_ERROR", "a different launch id", "RESOURCE_EXHAUSTED: 20G of 16G hbm"],
 )
 def test_what_is_another_s_doing_excuses_the_host(text: str) -> None:
-    assert not blames_host(1, f"F0000 {text}: SLICE_FAILURE_CHIP_DRIVER_ERROR")
+    assert not indicates_bad_host(1, f"F0000 {text}: SLICE_FAILURE_CHIP_DRIVER_ERROR")
 
 
 def test_a_segmentation_fault_accuses_only_at_the_start() -> None:
-    assert blames_host(139, "", ran_for=12.0)
-    assert blames_host(-11, "", ran_for=0.0)
-    assert not blames_host(139, "", ran_for=3600.0)
-    assert not blames_host(139, "")
-    assert not blames_host(1, "", ran_for=12.0)
+    assert indicates_bad_host(139, "", run_seconds=12.0)
+    assert indicates_bad_host(-11, "", run_seconds=0.0)
+    assert not indicates_bad_host(139, "", run_seconds=3600.0)
+    assert not indicates_bad_host(139, "")
+    assert not indicates_bad_host(1, "", run_seconds=12.0)
 
 
 @pytest.mark.parametrize(("host", "chip"), [(1, 5), (1, None), (None, None)])
@@ -111,7 +111,7 @@ def test_every_accusation_is_read_and_one_that_names_a_host_first(
 ) -> None:
     said = FaultReport("a checksum", host, chip)
     log = f"step 1\ntrain.py:3  HardwareFault: {said.sentence}\nbye"
-    assert computes_wrong(log) == said
+    assert find_fault_report(log) == said
     named = FaultReport("another", 0, 2)
-    assert computes_wrong(f"{log}\n{named.sentence}") == (said if host is not None else named)
-    assert computes_wrong("step 1\nbye") is None
+    assert find_fault_report(f"{log}\n{named.sentence}") == (said if host is not None else named)
+    assert find_fault_report("step 1\nbye") is None

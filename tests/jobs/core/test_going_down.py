@@ -6,70 +6,70 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.core.state import Allowance, EffectKind, Outcome
-from drumline.observed.hosts import HostPhase
-from tests.jobs.pretend import Office, play
-from tests.jobs.story import PATIENCE, Story
+from drumline.observed import HostPhase
+from tests.jobs.fakes import ServerHarness, run_scenario
+from tests.jobs.scenario import TIMEOUTS, Scenario
 
 
 @pytest.mark.parametrize("code", [-15, 143])
 def test_a_program_ended_by_a_sigterm_of_the_host_is_a_preemption(code: int) -> None:
-    story = Story(job=replace(Story().job, allowance=Allowance(failures=0))).runs()
-    story.program_fails(code=code, error="Terminated")
-    story.look("SUSPENDED", "PREEMPTED")
-    assert story.outcomes == [Outcome.PREEMPTED]
-    assert story.job.failures == 0
+    scenario = Scenario(job=replace(Scenario().job, allowance=Allowance(failures=0))).runs()
+    scenario.program_fails(code=code, error="Terminated")
+    scenario.look("SUSPENDED", "PREEMPTED")
+    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.job.failures == 0
 
 
 @pytest.mark.parametrize("code", [-15, 143])
 def test_a_sigterm_that_we_did_not_send_counts_as_no_failure_on_a_slice_that_stays(
     code: int,
 ) -> None:
-    story = Story().runs().program_fails(code=code, error="Terminated")
-    story.look("ACTIVE", "READY").everybody_is_heard()
-    assert story.outcomes == [], "the host may be going down"
-    story.passes(PATIENCE.shutdown + 1).verdict()
-    assert story.outcomes == [Outcome.LEFT]
-    assert (story.job.failures, story.job.preemptions) == (0, 0)
-    assert "SIGTERM" in story.told[-1]
+    scenario = Scenario().runs().program_fails(code=code, error="Terminated")
+    scenario.look("ACTIVE", "READY").everybody_is_heard()
+    assert scenario.outcomes == [], "the host may be going down"
+    scenario.passes(TIMEOUTS.shutdown + 1).verdict()
+    assert scenario.outcomes == [Outcome.RESTARTED]
+    assert (scenario.job.failures, scenario.job.preemptions) == (0, 0)
+    assert "SIGTERM" in scenario.event_texts[-1]
 
 
 def test_a_host_that_says_it_goes_down_is_not_started_on_again() -> None:
-    story = Story().runs()
+    scenario = Scenario().runs()
     for index in (0, 1):
-        story.host(index, HostPhase.EXITED, exit_code=143, error="", going_down="preempted")
-    story.settle().passes(1)
-    assert story.outcomes == [Outcome.PREEMPTED], "though the cloud still says READY"
-    assert story.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
-    assert any("host 0 is going down: preempted" in told for told in story.told)
+        scenario.host(index, HostPhase.EXITED, exit_code=143, error="", shutdown_reason="preempted")
+    scenario.settle().passes(1)
+    assert scenario.outcomes == [Outcome.PREEMPTED], "though the cloud still says READY"
+    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert any("host 0 is going down: preempted" in told for told in scenario.event_texts)
 
 
 def test_one_host_that_goes_down_takes_its_siblings_errors_with_it() -> None:
-    story = Story().runs()
-    story.host(0, HostPhase.EXITED, exit_code=134, error="closed by peer", error_at=story.now)
-    story.host(1, HostPhase.EXITED, exit_code=-15, error="", going_down="preempted")
-    story.settle().passes(1)
-    assert story.outcomes == [Outcome.PREEMPTED]
+    scenario = Scenario().runs()
+    scenario.host(0, HostPhase.EXITED, exit_code=134, error="closed by peer", error_at=scenario.now)
+    scenario.host(1, HostPhase.EXITED, exit_code=-15, error="", shutdown_reason="preempted")
+    scenario.settle().passes(1)
+    assert scenario.outcomes == [Outcome.PREEMPTED]
 
 
 def test_a_program_that_saves_its_work_on_a_host_that_goes_is_let_finish() -> None:
-    story = Story().runs()
+    scenario = Scenario().runs()
     for index in (0, 1):
-        story.host(index, HostPhase.RUNNING, going_down="preempted")
-    story.settle()
-    assert story.outcomes == []
-    assert story.job.reason == "host 0 is going down: preempted"
+        scenario.host(index, HostPhase.RUNNING, shutdown_reason="preempted")
+    scenario.settle()
+    assert scenario.outcomes == []
+    assert scenario.job.reason == "host 0 is going down: preempted"
 
 
 def test_a_job_without_allowance_survives_a_notice(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create(retry={"failures": 0})
-        await office.reaches(job, "RUNNING")
-        (session,) = office.starts(job)
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create(retry={"failures": 0})
+        await harness.reaches(job, "RUNNING")
+        (session,) = harness.starts(job)
         session.goes_down("preempted")
         session.ends(-15)
-        await office.until(lambda: len(office.starts(job)) == 2, within=120)
-        shown = office.show(job)
+        await harness.until(lambda: len(harness.starts(job)) == 2, within=120)
+        shown = harness.show(job)
         assert (shown["failures"], shown["preemptions"]) == (0, 1)
-        assert office.cloud.count("ask") == 2
+        assert harness.cloud.count("ask") == 2
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)

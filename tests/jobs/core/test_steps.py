@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from drumline.jobs.billing.costs import cost_lost, per_hour
-from drumline.jobs.core.steps import Steps, advance, steps_again
+from drumline.jobs.billing import cost_of_lost_steps, price_per_hour
+from drumline.jobs.core.steps import Steps, count_repeated_steps, update_steps
 from drumline.jobs.store.records import SliceRow
 from drumline.jobs.store.specs import StoredSpec
 
@@ -16,7 +16,7 @@ HOUR = 3600.0
 def course(*beats: tuple[float, dict[str, object]]) -> Steps:
     found: Steps | None = None
     for at, told in beats:
-        found = advance(found, told, at)
+        found = update_steps(found, told, at)
     assert found is not None
     return found
 
@@ -44,9 +44,9 @@ def test_the_checkpoint_it_began_with_is_none_of_its_own() -> None:
 
 @pytest.mark.parametrize("step", [None, "five", float("nan"), True, [1], "12"])
 def test_what_is_no_step_changes_nothing(step: object) -> None:
-    assert advance(None, {"step": step}, 1.0) is None
+    assert update_steps(None, {"step": step}, 1.0) is None
     known = Steps(7, 1.0)
-    assert advance(known, {"step": step, "loss": 3}, 2.0) == known
+    assert update_steps(known, {"step": step, "loss": 3}, 2.0) == known
 
 
 def test_steps_run_again_are_those_between_a_checkpoint_and_the_step_that_was_reached() -> None:
@@ -56,17 +56,17 @@ def test_steps_run_again_are_those_between_a_checkpoint_and_the_step_that_was_re
         Steps(233, 2.0, resumed=150),
         Steps(300, 3.0, resumed=230),
     ]
-    assert steps_again(courses) == 1 + 3
-    assert steps_again(courses[:1]) == 0
-    assert steps_again([]) == 0
+    assert count_repeated_steps(courses) == 1 + 3
+    assert count_repeated_steps(courses[:1]) == 0
+    assert count_repeated_steps([]) == 0
 
 
 def test_saved_on_notice_means_no_step_again() -> None:
-    assert steps_again([Steps(151, 1.0, resumed=0), Steps(300, 2.0, resumed=152)]) == 0
+    assert count_repeated_steps([Steps(151, 1.0, resumed=0), Steps(300, 2.0, resumed=152)]) == 0
 
 
 def test_who_does_not_tell_where_it_began_leaves_it_unknown() -> None:
-    assert steps_again([Steps(151, 1.0), Steps(300, 2.0)]) is None
+    assert count_repeated_steps([Steps(151, 1.0), Steps(300, 2.0)]) is None
 
 
 # Cost
@@ -85,14 +85,14 @@ def held(begin: float, end: float | None = None) -> SliceRow:
 
 
 SPEC = {"capacity": "spot", "checkpoint": "gs://lab/run"}
-RATE = per_hour("v4-128", ZONE, "spot") or 0.0
+RATE = price_per_hour("v4-128", ZONE, "spot") or 0.0
 TELLS = {"tells_checkpoints": True}
 
 
 def lost_hours(
     attempts: list[dict[str, Any]], courses: dict[int, Steps], *slices: SliceRow, **spec: object
 ) -> float | None:
-    found = cost_lost(attempts, courses, slices, StoredSpec.of(SPEC | spec))
+    found = cost_of_lost_steps(attempts, courses, slices, StoredSpec.from_json(SPEC | spec))
     return None if found is None else round(found / RATE, 3)
 
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from drumline.jobs.server.api import JobsApi
-from tests.jobs.pretend import Office, play
+from tests.jobs.fakes import ServerHarness, run_scenario
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,13 @@ from tests.jobs.pretend import Office, play
 def test_an_invalid_request_gets_a_message(
     tmp_path: Path, method: str, path: str, body: bytes, message: str
 ) -> None:
-    async def story(office: Office) -> None:
-        await office.create()
-        app: Any = JobsApi(office.desk, lambda: None, lambda: None).application()
+    async def scenario(harness: ServerHarness) -> None:
+        await harness.create()
+        app: Any = JobsApi(harness.service, lambda: None, lambda: None).application()
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://drumline") as client:
             answer = await client.request(method, path, content=body)
         assert answer.status_code == 400
         assert message in answer.json()["error"]
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)

@@ -84,7 +84,7 @@ def test_a_failed_host_ends_the_command_with_its_error(error: Exception, message
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_command_ends_when_its_caller_disconnects(reads: bool) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         arriving: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         sent: list[dict[str, Any]] = []
         started = asyncio.Event()
@@ -121,15 +121,15 @@ def test_a_command_ends_when_its_caller_disconnects(reads: bool) -> None:
         assert hosts.running == 0
         assert sent[0]["status"] == 200
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_call_without_json_is_rejected() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b"what?\n", "more_body": False}
 
         with pytest.raises(RequestError, match="the first line is not JSON"):
             await Exchange(receive).first_line()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

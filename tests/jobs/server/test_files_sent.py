@@ -8,7 +8,7 @@ import pytest
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.spec import SpecError, load
 from tests.hosts.packing_table import openssh_key
-from tests.jobs.pretend import ZONE, Office, play
+from tests.jobs.fakes import ZONE, ServerHarness, run_scenario
 
 LINE = (
     "left out: .env (environment file), deploy/id_ed25519 (private key); "
@@ -33,22 +33,22 @@ def spec_for(folder: Path, **keys: Any) -> dict[str, Any]:
 
 
 def test_create_and_its_dry_run_list_the_files_left_out(tmp_path: Path, folder: Path) -> None:
-    async def story(office: Office) -> None:
-        planned = await office.desk.plan(spec_for(folder))
+    async def scenario(harness: ServerHarness) -> None:
+        planned = await harness.service.plan(spec_for(folder))
         assert LINE in planned["lines"]
         assert "would send 1 file (0.0 MB)" in planned["lines"]
-        made = await office.desk.create(spec_for(folder), {}, "lab")
+        made = await harness.service.create(spec_for(folder), {}, "lab")
         assert made["left_out"] == planned["left_out"] == made["code"]["left_out"]
         assert made["left_out"] == [
             {"path": ".env", "reason": "environment file"},
             {"path": "deploy/id_ed25519", "reason": "private key"},
         ]
         assert made["left_out_total"] == 2
-        assert LINE in [event["text"] for event in office.show(made["id"])["events"]]
+        assert LINE in [event["text"] for event in harness.show(made["id"])["events"]]
         whole = spec_for(folder, include=[".env", "deploy/id_ed25519"])
-        assert (await office.desk.plan(whole))["left_out"] == []
+        assert (await harness.service.plan(whole))["left_out"] == []
 
-    play(tmp_path / "home", story)
+    run_scenario(tmp_path / "home", scenario)
 
 
 @pytest.mark.parametrize("by", ["environment", "users"])
@@ -61,29 +61,29 @@ def test_the_home_folder_is_rejected_everywhere(
         entry = type("Entry", (), {"pw_dir": str(folder)})()
         monkeypatch.setattr("drumline.hosts.packing.folders.pwd.getpwuid", lambda _: entry)
 
-    async def story(office: Office) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         good = folder / "code"
         good.mkdir()
         (good / "train.py").write_text("x")
-        other = await office.create(workdir=str(good), checkpoint="gs://lab/checkpoints")
-        await office.desk.verb(other, "delete", {})
-        await office.reaches(other, "CANCELLED")
+        other = await harness.create(workdir=str(good), checkpoint="gs://lab/checkpoints")
+        await harness.service.verb(other, "delete", {})
+        await harness.reaches(other, "CANCELLED")
         home = spec_for(folder)
-        archives = set((office.supervisor.folders.code).iterdir())
+        archives = set((harness.supervisor.folders.code).iterdir())
         for attempt in (
-            office.desk.plan(home),
-            office.desk.create(home, {}, "lab"),
-            office.desk.create(home, {}, "lab", {"from": other}),
-            office.desk.verb(other, "resume", {"spec": home}),
+            harness.service.plan(home),
+            harness.service.create(home, {}, "lab"),
+            harness.service.create(home, {}, "lab", {"from": other}),
+            harness.service.verb(other, "resume", {"spec": home}),
         ):
             with pytest.raises(RequestError, match="put the job file in a folder of its own"):
                 await attempt
-        assert len(office.desk.overview()) == 1
-        assert set((office.supervisor.folders.code).iterdir()) == archives
-        none = await office.desk.create(home | {"workdir": None}, {}, "lab")
+        assert len(harness.service.overview()) == 1
+        assert set((harness.supervisor.folders.code).iterdir()) == archives
+        none = await harness.service.create(home | {"workdir": None}, {}, "lab")
         assert none["code"] is None
 
-    play(tmp_path / "home", story)
+    run_scenario(tmp_path / "home", scenario)
 
 
 def test_a_job_file_in_the_home_folder_is_rejected_by_the_client(
@@ -125,11 +125,11 @@ def test_requirements_that_would_not_be_sent_are_rejected(tmp_path: Path, folder
     (folder / "requirements.txt").write_text("jax")
     (folder / "requirements.txt").chmod(0o600)
 
-    async def story(office: Office) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         spec = spec_for(folder, python={"kind": "uv", "requirements": "requirements.txt"})
         with pytest.raises(RequestError, match=r"requirements\.txt would not be sent"):
-            await office.desk.plan(spec)
+            await harness.service.plan(spec)
         included = spec | {"include": ["requirements.txt"]}
-        assert "would send 2 files" in (await office.desk.plan(included))["lines"][1]
+        assert "would send 2 files" in (await harness.service.plan(included))["lines"][1]
 
-    play(tmp_path / "home", story)
+    run_scenario(tmp_path / "home", scenario)

@@ -11,72 +11,71 @@ from typing import Any, cast
 import pytest
 
 from drumline.hosts.log_segments import MIN_LIMIT, LogWriter
-from drumline.jobs.controller.log_limit import trim
-from drumline.jobs.core.state import Attempt, Choice, Job, Placement, PlacementPhase, Status
-from drumline.jobs.folders import Folders
+from drumline.jobs.core.state import Attempt, Candidate, Job, Placement, PlacementPhase, Status
+from drumline.jobs.folders import Folders, trim_logs
 from drumline.jobs.server.logs import LogQuery, stream_logs
 from drumline.jobs.server.service import JobService
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.store.records import Record
 from drumline.jobs.store.specs import StoredSpec
-from tests.jobs.pretend import Office, play
+from tests.jobs.fakes import ServerHarness, run_scenario
 
 
-async def read(office: Office, job: str, host: str, follow: bool = False) -> bytes:
-    pieces = stream_logs(office.desk, job, LogQuery(host=host, follow=follow))
+async def read(harness: ServerHarness, job: str, host: str, follow: bool = False) -> bytes:
+    pieces = stream_logs(harness.service, job, LogQuery(host=host, follow=follow))
     return b"".join([piece async for piece in pieces])
 
 
 def test_an_empty_log_is_valid_and_an_unknown_host_is_not(
     tmp_path: Path,
 ) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create()
-        assert await read(office, job, "0") == b""
-        await office.reaches(job, "RUNNING")
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        assert await read(harness, job, "0") == b""
+        await harness.reaches(job, "RUNNING")
         log = tmp_path / "logs" / job / "1" / "host-1.log"
         log.parent.mkdir(parents=True)
         log.write_text("up\n")
-        assert await read(office, job, "0") == b""
-        assert await read(office, job, "1") == b"up\n"
+        assert await read(harness, job, "0") == b""
+        assert await read(harness, job, "1") == b"up\n"
         with pytest.raises(RequestError, match="has no host 2; it has hosts 0 to 1"):
-            await read(office, job, "2")
+            await read(harness, job, "2")
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_following_an_unknown_host_is_rejected_at_once(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        office.cloud.given = ("WAITING_FOR_RESOURCES", None)
-        job = await office.create()
-        await office.reaches(job, "WAITING")
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.given = ("WAITING_FOR_RESOURCES", None)
+        job = await harness.create()
+        await harness.reaches(job, "WAITING")
         with pytest.raises(RequestError, match="has no host 7; it has hosts 0 to 1"):
-            await read(office, job, "7", follow=True)
-        (name,) = office.cloud.requested
-        await office.cloud.release("", name)
-        office.cloud.given = ("ACTIVE", "READY")
-        await office.reaches(job, "RUNNING", within=1200)
+            await read(harness, job, "7", follow=True)
+        (name,) = harness.cloud.requested
+        await harness.cloud.release("", name)
+        harness.cloud.given = ("ACTIVE", "READY")
+        await harness.reaches(job, "RUNNING", within=1200)
         with pytest.raises(RequestError, match="has no host 7; it has hosts 0 to 1"):
-            await read(office, job, "7", follow=True)
+            await read(harness, job, "7", follow=True)
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_after_the_end_the_logs_define_the_hosts(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create()
-        await office.reaches(job, "RUNNING")
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
         folder = tmp_path / "logs" / job / "1"
         folder.mkdir(parents=True)
         for host in (0, 1):
             (folder / f"host-{host}.log").write_text(f"{host}\n")
-        office.starts(job)[0].ends(0)
-        await office.reaches(job, "SUCCEEDED")
-        assert await read(office, job, "all") == b"[host 0] 0\n[host 1] 1\n"
+        harness.starts(job)[0].ends(0)
+        await harness.reaches(job, "SUCCEEDED")
+        assert await read(harness, job, "all") == b"[host 0] 0\n[host 1] 1\n"
         with pytest.raises(RequestError, match="has no host 2; it has hosts 0 to 1"):
-            await read(office, job, "2")
+            await read(harness, job, "2")
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 # Longer logs, on a desk that holds one job
@@ -91,7 +90,7 @@ class Shelf:
         default_factory=lambda: Job(
             id="000001",
             owner="me",
-            choices=(Choice("v4-16", "local-a"),),
+            choices=(Candidate("v4-16", "local-a"),),
             created_at=0.0,
             status=Status.RUNNING,
             attempts=1,
@@ -167,7 +166,7 @@ class Follower:
 
 
 def test_following_continues_through_a_preemption(shelf: Shelf) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         shelf.write(b"step 1\n")
         follower = Follower(shelf)
         await follower.sees(b"step 1\n")
@@ -183,11 +182,11 @@ def test_following_continues_through_a_preemption(shelf: Shelf) -> None:
             b"step 1\nlast words--- attempt 2\nstep 2\n--- attempt 3\nstep 3\n"
         )
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_following_one_attempt_ends_with_it(shelf: Shelf) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         shelf.write(b"one\n")
         follower = Follower(shelf, attempt="1")
         await follower.sees(b"one\n")
@@ -195,7 +194,7 @@ def test_following_one_attempt_ends_with_it(shelf: Shelf) -> None:
         shelf.write(b"two\n", attempt=2)
         assert await follower.ended() == b"one\n"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_lines_of_all_hosts_are_merged_by_time(shelf: Shelf) -> None:
@@ -207,7 +206,7 @@ def test_lines_of_all_hosts_are_merged_by_time(shelf: Shelf) -> None:
 
 
 def test_followed_hosts_are_merged_line_by_line(shelf: Shelf) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         shelf.write(b"half of ", at=1.0, host=0)
         shelf.write(b"all of it\n", at=2.0, host=1)
         follower = Follower(shelf, host="all")
@@ -220,7 +219,7 @@ def test_followed_hosts_are_merged_line_by_line(shelf: Shelf) -> None:
             b"[host 1] all of it\n[host 0] half of a line\n[host 1] unfinished\n"
         )
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_each_line_starts_with_its_time(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +301,7 @@ def memory_and_turns(shelf: Shelf, **wanted: Any) -> tuple[int, int]:
             await asyncio.sleep(0.001)
             turns += 1
 
-    async def story() -> int:
+    async def scenario() -> int:
         busy = asyncio.create_task(others())
         tracemalloc.start()
         read = 0
@@ -314,7 +313,7 @@ def memory_and_turns(shelf: Shelf, **wanted: Any) -> tuple[int, int]:
         busy.cancel()
         return peak
 
-    return asyncio.run(story()), turns
+    return asyncio.run(scenario()), turns
 
 
 @pytest.mark.parametrize("host", ["0", "all"])
@@ -338,13 +337,13 @@ def test_beyond_the_limit_the_first_and_the_newest_attempts_are_kept(shelf: Shel
     for number in range(1, 8):
         shelf.write(b"x" * 1000, attempt=number)
     folder = shelf.folders.logs("000001")
-    trim(folder, 8, most=4200)
+    trim_logs(folder, 8, max_bytes=4200)
     kept = [number for number in range(1, 8) if shelf.path(attempt=number).exists()]
     assert kept == [1, 5, 6, 7]
     shelf.attempt(8)
     with pytest.raises(RequestError, match="attempt 3 of 000001 were deleted"):
         shelf.read(attempt="3")
-    trim(folder, 8, most=0)
+    trim_logs(folder, 8, max_bytes=0)
     kept = [number for number in range(1, 8) if shelf.path(attempt=number).exists()]
     assert kept == [1, 7]
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from drumline.chips import LOCAL_ZONES
-from drumline.jobs.core.state import Choice
+from drumline.jobs.core.state import Candidate
 from drumline.jobs.spec import JobSpec, parse
 from drumline.jobs.spec.zones import (
     bucket_uses,
@@ -24,9 +24,9 @@ MOUNT = "mounts: {/data: gs://lab-data}\n"
 def test_accelerators_come_before_zones_in_the_order_of_preference() -> None:
     spec = job("accelerator: [v6e-16, v4-8]\nzones: [europe-west4-a, us-central2-b]")
     assert candidates(spec, local=False) == (
-        Choice("v6e-16", "europe-west4-a"),
-        Choice("v6e-16", "us-central2-b"),
-        Choice("v4-8", "us-central2-b"),
+        Candidate("v6e-16", "europe-west4-a"),
+        Candidate("v6e-16", "us-central2-b"),
+        Candidate("v4-8", "us-central2-b"),
     )
 
 
@@ -38,7 +38,7 @@ def test_any_zone_starts_with_public_zones() -> None:
 
 def test_any_zone_of_the_emulator_is_a_local_zone() -> None:
     result = candidates(job(V4), local=True)
-    assert result == tuple(Choice("v4-128", zone) for zone in LOCAL_ZONES)
+    assert result == tuple(Candidate("v4-128", zone) for zone in LOCAL_ZONES)
 
 
 def test_local_zones_exist_only_on_the_emulator() -> None:
@@ -74,7 +74,7 @@ def test_a_multi_region_is_another_region() -> None:
 def test_any_zone_means_the_region_of_the_data() -> None:
     spec = job("accelerator: [v4-8, v6e-16]\n" + MOUNT)
     result = check_regions(spec, candidates(spec, local=False), {"lab-data": "EUROPE-WEST4"})
-    assert result == ((Choice("v6e-16", "europe-west4-a"),), None)
+    assert result == ((Candidate("v6e-16", "europe-west4-a"),), None)
 
 
 def test_a_named_zone_in_another_region_is_rejected() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.state import (
-    Choice,
+    Candidate,
     Decision,
     Effect,
     EffectKind,
@@ -22,9 +22,8 @@ from drumline.jobs.core.state import (
 )
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.store import pruning
-from drumline.jobs.store.records import Store, Unreadable
-from drumline.jobs.store.search import Search
-from tests.jobs.pretend import Office, play
+from drumline.jobs.store.records import JobFilter, Store, UnreadableJobError
+from tests.jobs.fakes import ServerHarness, run_scenario
 
 DAY = 86400.0
 
@@ -38,7 +37,7 @@ def add(
     store: Store, name: str = "a", user: str = "lab", ended: float | None = None, **facts: Any
 ) -> str:
     def make(job_id: str) -> Job:
-        return Job(job_id, "me", (Choice("v4-8", "local-a"),), created_at=1.0, **facts)
+        return Job(job_id, "me", (Candidate("v4-8", "local-a"),), created_at=1.0, **facts)
 
     job = store.add(user, name, {"run": "x"}, make).job
     if ended is not None:
@@ -47,85 +46,85 @@ def add(
 
 
 def test_a_job_that_has_ended_and_holds_nothing_leaves_the_loop(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create()
-        await office.reaches(job, "RUNNING")
-        (session,) = office.starts(job)
-        session.tells(step=3, loss=0.5)
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        (session,) = harness.starts(job)
+        session.send_heartbeat(step=3, loss=0.5)
         await asyncio.sleep(1)
         session.ends(0)
-        await office.until(lambda: job not in office.supervisor.records)
-        shown = office.show(job)
+        await harness.until(lambda: job not in harness.supervisor.records)
+        shown = harness.show(job)
         assert (shown["status"], shown["progress"]) == ("SUCCEEDED", {"step": 3, "loss": 0.5})
-        assert [row["id"] for row in office.desk.overview()] == [job]
-        assert len(office.desk.history(job)["points"]) == 1
-        assert (await office.desk.events(job, after=10**9, wait=60))["job"]["id"] == job
-        assert office.desk.status()["living"] == 0
-        assert office.desk.status()["jobs"] == 1
+        assert [row["id"] for row in harness.service.overview()] == [job]
+        assert len(harness.service.history(job)["points"]) == 1
+        assert (await harness.service.events(job, after=10**9, wait=60))["job"]["id"] == job
+        assert harness.service.status()["living"] == 0
+        assert harness.service.status()["jobs"] == 1
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_a_job_that_left_the_loop_comes_back_with_a_resume(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create(retry={"failures": 0})
-        await office.reaches(job, "RUNNING")
-        office.starts(job)[0].ends(3)
-        await office.reaches(job, "FAILED", within=120)
-        assert job not in office.supervisor.records
-        await office.desk.verb(job, "resume", {})
-        await office.reaches(job, "RUNNING")
-        assert len(office.starts(job)) == 2
-        await office.desk.verb(job, "clean", {})
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create(retry={"failures": 0})
+        await harness.reaches(job, "RUNNING")
+        harness.starts(job)[0].ends(3)
+        await harness.reaches(job, "FAILED", within=120)
+        assert job not in harness.supervisor.records
+        await harness.service.verb(job, "resume", {})
+        await harness.reaches(job, "RUNNING")
+        assert len(harness.starts(job)) == 2
+        await harness.service.verb(job, "clean", {})
         with pytest.raises(RequestError, match="no job"):
-            office.show(job)
+            harness.show(job)
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_a_job_that_keeps_its_slice_stays_in_the_loop(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        job = await office.create()
-        await office.reaches(job, "RUNNING")
-        await office.desk.verb(job, "cancel", {})
-        await office.reaches(job, "CANCELLED")
-        assert job in office.supervisor.records
-        await office.desk.verb(job, "delete", {})
-        await office.until(lambda: job not in office.supervisor.records)
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        await harness.service.verb(job, "cancel", {})
+        await harness.reaches(job, "CANCELLED")
+        assert job in harness.supervisor.records
+        await harness.service.verb(job, "delete", {})
+        await harness.until(lambda: job not in harness.supervisor.records)
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_lists_are_filtered(store: Store) -> None:
     old = add(store, "sweep/1", ended=10.0)
     new = add(store, "sweep/2", ended=100.0)
     other = add(store, "llama[x]", user="ann")
-    assert store.find(Search()) == [old, new, other]
-    assert store.find(Search(since=50.0)) == [new, other]
-    assert store.find(Search(status=("SUCCEEDED",))) == [old, new]
-    assert store.find(Search(status=("QUEUED", "FAILED"))) == [other]
-    assert store.find(Search(name="sweep")) == [old, new]
-    assert store.find(Search(name="*/2")) == [new]
-    assert store.find(Search(name="ma[x")) == [other]
-    assert store.find(Search(name="%")) == []
-    assert store.find(Search(user="ann")) == [other]
+    assert store.find(JobFilter()) == [old, new, other]
+    assert store.find(JobFilter(since=50.0)) == [new, other]
+    assert store.find(JobFilter(status=("SUCCEEDED",))) == [old, new]
+    assert store.find(JobFilter(status=("QUEUED", "FAILED"))) == [other]
+    assert store.find(JobFilter(name="sweep")) == [old, new]
+    assert store.find(JobFilter(name="*/2")) == [new]
+    assert store.find(JobFilter(name="ma[x")) == [other]
+    assert store.find(JobFilter(name="%")) == []
+    assert store.find(JobFilter(user="ann")) == [other]
 
 
 def test_lists_come_in_pages(store: Store) -> None:
     jobs = [add(store, ended=1.0) for _ in range(5)]
-    first = store.find(Search(limit=2))
-    second = store.find(Search(limit=2, before=first[0]))
-    third = store.find(Search(limit=2, before=second[0]))
+    first = store.find(JobFilter(limit=2))
+    second = store.find(JobFilter(limit=2, before=first[0]))
+    third = store.find(JobFilter(limit=2, before=second[0]))
     assert [*third, *second, *first] == jobs
 
 
 def test_a_list_without_a_limit_leaves_out_no_job_that_lives(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drumline.jobs.store.records.MOST_ENDED", 2)
+    monkeypatch.setattr("drumline.jobs.store.records.MAX_ENDED", 2)
     lives = add(store)
     ended = [add(store, ended=1.0) for _ in range(4)]
-    assert store.find(Search()) == [lives, *ended[-2:]]
+    assert store.find(JobFilter()) == [lives, *ended[-2:]]
 
 
 def damaged(home: Path, job: str, column: str = "state", text: str = '{"id": 3}') -> None:
@@ -149,52 +148,52 @@ def test_a_row_that_cannot_be_read_is_set_aside_and_the_others_go_on(
     damaged(tmp_path, bad, column, text)
     store = Store(tmp_path / "jobs.db")
     assert [record.name for record in store.living()] == ["good"]
-    (aside,) = store.set_aside()
+    (aside,) = store.unreadable_jobs()
     assert (aside.id, aside.name) == (bad, "bad")
     assert aside.reason
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableJobError):
         store.record(bad)
-    assert store.find(Search(since=1e12)) == [bad, good], "it is always listed"
+    assert store.find(JobFilter(since=1e12)) == [bad, good], "it is always listed"
     damaged(tmp_path, bad, column, before)
     assert [record.name for record in store.living()] == ["bad", "good"], "a newer version reads it"
-    assert store.set_aside() == []
+    assert store.unreadable_jobs() == []
 
 
 def test_what_cannot_be_read_is_told_keeps_its_slice_and_can_be_let_go(tmp_path: Path) -> None:
     job = ""
 
-    async def before(office: Office) -> None:
+    async def before(harness: ServerHarness) -> None:
         nonlocal job
-        job = await office.create(name="bad")
-        await office.reaches(job, "RUNNING")
+        job = await harness.create(name="bad")
+        await harness.reaches(job, "RUNNING")
 
-    async def after(office: Office) -> None:
-        name = f"dl-{office.desk.store.owner}-{job}-1"
+    async def after(harness: ServerHarness) -> None:
+        name = f"dl-{harness.service.store.owner}-{job}-1"
         from drumline.cloud.google.placements import ListedNode, ListedRequest
 
-        labels = {"drumline-owner": office.desk.store.owner, "drumline-job": job}
+        labels = {"drumline-owner": harness.service.store.owner, "drumline-job": job}
         zone = "us-central2-b"
-        office.cloud.requested[name] = ListedRequest(name, zone, "ACTIVE", "v4-16", labels)
-        office.cloud.held[name] = ListedNode(name, zone, "READY", "v4-16", labels, ())
+        harness.cloud.requested[name] = ListedRequest(name, zone, "ACTIVE", "v4-16", labels)
+        harness.cloud.held[name] = ListedNode(name, zone, "READY", "v4-16", labels, ())
         await asyncio.sleep(700)
-        assert name in office.cloud.held, "nobody knows whether it is still wanted"
-        (row,) = office.desk.overview()
+        assert name in harness.cloud.held, "nobody knows whether it is still wanted"
+        (row,) = harness.service.overview()
         assert (row["id"], row["name"], row["status"]) == (job, "bad", "UNREADABLE")
         assert "cannot be read" in row["reason"]
-        assert [one["id"] for one in office.desk.status()["unreadable"]] == [job]
+        assert [one["id"] for one in harness.service.status()["unreadable"]] == [job]
         with pytest.raises(RequestError, match=f"cannot be read.*drumline delete {job}"):
-            office.show(job)
+            harness.show(job)
         with pytest.raises(RequestError, match="cannot be read"):
-            await office.desk.verb(job, "resume", {})
-        said = await office.desk.verb(job, "delete", {})
+            await harness.service.verb(job, "resume", {})
+        said = await harness.service.verb(job, "delete", {})
         assert "1 slice of" in said["text"]
-        await office.until(lambda: name not in office.cloud.held)
-        await office.desk.verb(job, "clean", {})
-        assert office.desk.overview() == []
+        await harness.until(lambda: name not in harness.cloud.held)
+        await harness.service.verb(job, "clean", {})
+        assert harness.service.overview() == []
 
-    play(tmp_path, before)
+    run_scenario(tmp_path, before)
     damaged(tmp_path, job)
-    play(tmp_path, after)
+    run_scenario(tmp_path, after)
 
 
 def test_a_dry_run_writes_no_archive(tmp_path: Path) -> None:
@@ -204,20 +203,20 @@ def test_a_dry_run_writes_no_archive(tmp_path: Path) -> None:
     spec = {"accelerator": "v4-8", "run": "python train.py", "workdir": str(folder)}
     home = tmp_path / "home"
 
-    async def story(office: Office) -> None:
-        lines = (await office.desk.plan(spec))["lines"]
+    async def scenario(harness: ServerHarness) -> None:
+        lines = (await harness.service.plan(spec))["lines"]
         assert "would send 1 file (0.0 MB)" in lines
         assert [*(home / "code").iterdir()] == []
 
-    play(home, story)
+    run_scenario(home, scenario)
 
 
 def test_the_newest_events_of_a_job_stay_and_its_first(store: Store) -> None:
     job, old = add(store), add(store, ended=5.0)
     for number in range(1500):
-        store.note(job, Event("note", str(number)), 10.0)
+        store.add_event(job, Event("note", str(number)), 10.0)
         if number < 300:
-            store.note(old, Event("note", str(number)), 10.0)
+            store.add_event(old, Event("note", str(number)), 10.0)
     asyncio.run(pruning.prune_rows(store, 10.0))
     texts = [event["text"] for event in store.events(job)]
     assert texts == ["a", *map(str, range(500, 1500))]
@@ -275,7 +274,7 @@ def test_code_that_is_being_packed_stays_whatever_the_clock_says_until_the_next_
 def test_code_that_no_job_will_ask_for_takes_so_much_room_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruning, "CODE_BYTES", 25)
+    monkeypatch.setattr(pruning, "MAX_ARCHIVE_BYTES", 25)
     now = 100 * DAY
     for hours in (0, 2, 3, 4):
         path = tmp_path / f"{hours}.tar.gz"
@@ -286,15 +285,15 @@ def test_code_that_no_job_will_ask_for_takes_so_much_room_and_no_more(
 
 
 def test_the_server_prunes_of_itself(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        office.cloud.given = ("WAITING_FOR_RESOURCES", None)
-        job = await office.create()
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.given = ("WAITING_FOR_RESOURCES", None)
+        job = await harness.create()
         for number in range(1100):
-            office.desk.store.note(job, Event("note", str(number)), office.clock())
+            harness.service.store.add_event(job, Event("note", str(number)), harness.clock())
         await asyncio.sleep(90)
-        assert len(office.desk.store.events(job)) <= 1001 + 5
+        assert len(harness.service.store.events(job)) <= 1001 + 5
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_jobs_that_wait_are_decided_on_when_something_changed_and_not_at_every_round(
@@ -310,29 +309,29 @@ def test_jobs_that_wait_are_decided_on_when_something_changed_and_not_at_every_r
 
     monkeypatch.setattr(lifecycle, "decide", counted)
 
-    async def story(office: Office) -> None:
-        office.cloud.given = ("WAITING_FOR_RESOURCES", None)
-        jobs = [await office.create() for _ in range(40)]
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.given = ("WAITING_FOR_RESOURCES", None)
+        jobs = [await harness.create() for _ in range(40)]
         await asyncio.sleep(300)
         asked.clear()
         await asyncio.sleep(3600)
         assert len(asked) < 2 * len(jobs), "some 360 rounds went by"
-        assert sum(office.status(job) == "WAITING" for job in jobs) == 8
-        office.cloud.given = ("ACTIVE", "READY")
-        for name in [*office.cloud.requested]:
-            await office.cloud.release("", name)
-        await office.until(
-            lambda: all(office.status(job) == "RUNNING" for job in jobs), within=3600
+        assert sum(harness.status(job) == "WAITING" for job in jobs) == 8
+        harness.cloud.given = ("ACTIVE", "READY")
+        for name in [*harness.cloud.requested]:
+            await harness.cloud.release("", name)
+        await harness.until(
+            lambda: all(harness.status(job) == "RUNNING" for job in jobs), within=3600
         )
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
 def test_a_waiting_job_whose_change_could_not_be_written_is_decided_on_again(
     tmp_path: Path,
 ) -> None:
-    async def story(office: Office) -> None:
-        save, failed = office.desk.store.save, 0
+    async def scenario(harness: ServerHarness) -> None:
+        save, failed = harness.service.store.save, 0
 
         def full(*given: Any) -> None:
             nonlocal failed
@@ -341,9 +340,9 @@ def test_a_waiting_job_whose_change_could_not_be_written_is_decided_on_again(
                 raise sqlite3.OperationalError("database or disk is full")
             save(*given)
 
-        office.desk.store.save = full  # type: ignore[method-assign,assignment]
-        job = await office.create()
-        await office.reaches(job, "RUNNING", within=120)
+        harness.service.store.save = full  # type: ignore[method-assign,assignment]
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING", within=120)
         assert failed == 3
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.store import schema
-from drumline.jobs.store.records import Store
+from drumline.jobs.store.records import JobFilter, Store
 from drumline.jobs.store.schema import SchemaError
-from drumline.jobs.store.search import Search
 
-BEFORE_STEPS = Path(__file__).with_name("data") / "jobs-schema-0.sql"
+BEFORE_MIGRATIONS = Path(__file__).with_name("data") / "jobs-schema-0.sql"
 """Written by the last version that did not count steps: a job done, one failed, one that keeps its
 slice, one that runs and one that waits."""
 
@@ -20,7 +19,7 @@ slice, one that runs and one that waits."""
 def old(tmp_path: Path) -> Path:
     path = tmp_path / "jobs.db"
     db = sqlite3.connect(path)
-    db.executescript(BEFORE_STEPS.read_text())
+    db.executescript(BEFORE_MIGRATIONS.read_text())
     db.close()
     return path
 
@@ -31,18 +30,18 @@ def test_a_database_from_before_steps_were_counted_is_taken_up_whole(old: Path) 
         assert [r.name for r in store.living()] == ["kept", "runs", "waits"]
         held = [r.job.placement for r in store.living()]
         assert [p.phase.value for p in held if p] == ["ready", "ready", "queued"]
-        assert store.find(Search()) == ["000001", "000002", "000003", "000004", "000005"]
-        assert store.find(Search(status=("SUCCEEDED", "WAITING"))) == ["000001", "000005"]
+        assert store.find(JobFilter()) == ["000001", "000002", "000003", "000004", "000005"]
+        assert store.find(JobFilter(status=("SUCCEEDED", "WAITING"))) == ["000001", "000005"]
         done = store.record("000001")
         assert done is not None
         assert (done.name, done.job.status) == ("done", "SUCCEEDED")
         assert store.metrics.progress("000004") == {"step": 7, "loss": 0.5}
         assert len(store.metrics.points("000001")) > 0
-        assert store.set_aside() == []
+        assert store.unreadable_jobs() == []
         ended = done.job.ended_at
         assert ended is not None
-        assert "000001" in store.find(Search(since=ended - 1))
-        assert "000001" not in store.find(Search(since=ended + 1))
+        assert "000001" in store.find(JobFilter(since=ended - 1))
+        assert "000001" not in store.find(JobFilter(since=ended + 1))
         store.close()
 
 
@@ -54,7 +53,7 @@ def test_a_step_that_is_cut_off_leaves_the_file_as_it_was(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(schema, "_STEPS", (*schema._STEPS, cut_off))
+        patched.setattr(schema, "_MIGRATIONS", (*schema._MIGRATIONS, cut_off))
         with pytest.raises(KeyboardInterrupt):
             Store(old)
     assert len(Store(old).living()) == 3

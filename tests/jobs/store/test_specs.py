@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.jobs.core.state import Choice, Job
+from drumline.jobs.core.state import Candidate, Job
 from drumline.jobs.spec import validate
 from drumline.jobs.store.records import Store
 from drumline.jobs.store.specs import Origin, PackedCode, StoredSpec
@@ -30,7 +30,7 @@ CODE = {"sha": "ab12", "files": 3, "bytes": 4096, "drumline": "package"}
 
 def test_a_job_file_that_was_accepted_comes_back_key_by_key() -> None:
     file = validate(FULL).model_dump(mode="json")
-    spec = StoredSpec.of(json.loads(json.dumps(file | {"archive": CODE, "origin": None})))
+    spec = StoredSpec.from_json(json.loads(json.dumps(file | {"archive": CODE, "origin": None})))
     assert (spec.name, spec.run, spec.setup) == ("llama", "python train.py", "make data")
     assert (spec.capacity, spec.hosts, spec.progress) == ("on-demand", (0,), FULL["progress"])
     assert (spec.python.kind, spec.python.version, spec.python.requirements) == (
@@ -44,20 +44,22 @@ def test_a_job_file_that_was_accepted_comes_back_key_by_key() -> None:
 
 
 def test_what_an_older_version_left_out_has_its_default() -> None:
-    spec = StoredSpec.of({"run": "python train.py"})
+    spec = StoredSpec.from_json({"run": "python train.py"})
     assert (spec.capacity, spec.hosts, spec.python.kind) == ("spot", "all", "system")
     assert (spec.archive, spec.origin, spec.checkpoints_of("000001")) == (None, None, None)
 
 
 def test_what_the_rules_of_today_refuse_runs_on() -> None:
-    spec = StoredSpec.of(FULL | {"accelerator": ["v99-8"], "a key of next year": 1})
+    spec = StoredSpec.from_json(FULL | {"accelerator": ["v99-8"], "a key of next year": 1})
     assert spec.run == "python train.py"
     assert spec.file["a key of next year"] == 1
 
 
 def test_checkpoints_are_a_jobs_own_or_those_it_took_over() -> None:
-    assert StoredSpec.of(FULL).checkpoints_of("000012") == "gs://lab/run/000012"
-    taken = StoredSpec.of(FULL | {"origin": {"from": "000007", "checkpoint": "gs://lab/run/7"}})
+    assert StoredSpec.from_json(FULL).checkpoints_of("000012") == "gs://lab/run/000012"
+    taken = StoredSpec.from_json(
+        FULL | {"origin": {"from": "000007", "checkpoint": "gs://lab/run/7"}}
+    )
     assert taken.origin == Origin(checkpoint="gs://lab/run/7")
     assert taken.checkpoints_of("000012") == "gs://lab/run/7"
 
@@ -75,10 +77,10 @@ def test_a_row_that_makes_no_sense_is_set_aside_with_the_reason(
     tmp_path: Path, wrong: str, why: str
 ) -> None:
     store = Store(tmp_path / "jobs.db")
-    store.add("lab", "a", FULL, lambda job_id: Job(job_id, "me", (Choice("v4-16", "z"),), 1.0))
+    store.add("lab", "a", FULL, lambda job_id: Job(job_id, "me", (Candidate("v4-16", "z"),), 1.0))
     store._db.execute("UPDATE jobs SET spec = ?", (wrong,))
     assert store.living() == []
-    (aside,) = store.set_aside()
+    (aside,) = store.unreadable_jobs()
     assert why in aside.reason
     store.close()
 
@@ -93,7 +95,7 @@ def test_a_row_that_makes_no_sense_is_set_aside_with_the_reason(
     ],
 )
 def test_what_was_left_empty_or_loosely_written_stays_readable(odd: dict[str, object]) -> None:
-    spec = StoredSpec.of({"run": "python train.py", **odd})
+    spec = StoredSpec.from_json({"run": "python train.py", **odd})
     assert (spec.run, spec.capacity, spec.archive) == ("python train.py", "spot", None)
     assert set(spec.environment.values()) <= {"1", "true"}
 
@@ -103,4 +105,4 @@ def test_what_was_left_empty_or_loosely_written_stays_readable(odd: dict[str, ob
 )
 def test_what_never_meant_anything_is_not_given_a_meaning(odd: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(odd))):
-        StoredSpec.of({"run": "python train.py", **odd})
+        StoredSpec.from_json({"run": "python train.py", **odd})

@@ -12,18 +12,18 @@ import pytest
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.state import (
     Attempt,
-    Choice,
+    Candidate,
     Decision,
     Effect,
     EffectKind,
-    Ended,
+    EndedAttempt,
     Event,
     Job,
+    Observations,
     Outcome,
     Placement,
-    Seen,
     Status,
-    Thresholds,
+    Timeouts,
 )
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.store.metrics import Point
@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def new_job(job_id: str) -> Job:
-    return Job(id=job_id, owner="me", choices=(Choice("v4-8", "local-a"),), created_at=1.0)
+    return Job(id=job_id, owner="me", choices=(Candidate("v4-8", "local-a"),), created_at=1.0)
 
 
 def test_ids_are_six_digits_and_never_given_twice(store: Store) -> None:
@@ -49,7 +49,7 @@ def test_ids_are_six_digits_and_never_given_twice(store: Store) -> None:
 
 def test_a_job_comes_back_as_it_was_written(store: Store, tmp_path: Path) -> None:
     record = store.add("lab", "a $(rm) 'quoted'\n", {"run": "x", "n": 1}, new_job)
-    decision = lifecycle.decide(record.job, Seen(), 5.0, Thresholds())
+    decision = lifecycle.decide(record.job, Observations(), 5.0, Timeouts())
     store.save(decision, 5.0)
     store.close()
     again = Store(tmp_path / "jobs.db")
@@ -81,9 +81,9 @@ def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
 
 def test_a_stray_that_was_thought_gone_is_released_again(store: Store) -> None:
     stray = SliceRow("dl-me-000009-1", "000009", "local-a", "v4-8", 1.0, None, 1.0, None)
-    store.adopt_stray(stray)
+    store.adopt_orphan(stray)
     store.gone(stray.name, 2.0)
-    store.adopt_stray(stray)
+    store.adopt_orphan(stray)
     assert [row.name for row in store.releasing()] == [stray.name]
 
 
@@ -93,7 +93,7 @@ def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> No
     held = Placement("s", "local-a", "v4-8", 1, asked_at=2.0)
     store.save(Decision(replace(job, attempt=attempt, placement=held)), 3.0)
     done = replace(job, status=Status.SUCCEEDED)
-    store.save(Decision(done, ended=(Ended(attempt, Outcome.SUCCEEDED, ""),)), 9.0)
+    store.save(Decision(done, ended=(EndedAttempt(attempt, Outcome.SUCCEEDED, ""),)), 9.0)
     (row,) = store.attempts(job.id)
     assert (row["zone"], row["outcome"], row["running"], row["ended"]) == (
         "local-a", "succeeded", 3.0, 9.0,
@@ -126,7 +126,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
 def test_history_is_read_from_an_event_on(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     first = store.events(job.id)[-1]["id"]
-    store.note(job.id, Event("note", "hello"), 2.0)
+    store.add_event(job.id, Event("note", "hello"), 2.0)
     assert [event["text"] for event in store.events(job.id, first)] == ["hello"]
 
 
@@ -159,13 +159,13 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
     for _ in range(2):  # the second time there is nothing left to change
         store = Store(tmp_path / "jobs.db")
         (record,) = store.living()
-        assert record.job.choices == (Choice("v4-8", "local-a"),)
+        assert record.job.choices == (Candidate("v4-8", "local-a"),)
         assert record.job.stuck_after is None, "what the job file did not say is not made up"
         assert store.attempts("000001")[0]["course"] is None
         assert store.metrics.progress("000001") == {"step": 3}
         store.close()
     store = Store(tmp_path / "jobs.db")
-    store.metrics.put("000001", {"step": 4}, {1: Steps(4, 9.0)}, [Point(1, 9.0, 4, {"loss": 0.5})])
+    store.metrics.save("000001", {"step": 4}, {1: Steps(4, 9.0)}, [Point(1, 9.0, 4, {"loss": 0.5})])
     store.save(Decision(record.job), 10.0)
     assert store.metrics.steps("000001", 1) == Steps(4, 9.0)
     assert [one.job.choices for one in store.living()] == [record.job.choices]
@@ -175,7 +175,7 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
 def test_what_a_program_told_goes_with_its_job(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     point = Point(1, 2.0, 3.0, {"loss": 0.5})
-    store.metrics.put(job.id, {"step": 3}, {}, [point])
+    store.metrics.save(job.id, {"step": 3}, {}, [point])
     assert store.metrics.points(job.id) == [point]
     store.remove(job.id)
     assert store.metrics.points(job.id) == []

@@ -154,8 +154,8 @@ def test_exec_on_one_host_and_on_all(shell: Shell, running: str) -> None:
     both = shell("exec", running, "--host", "all", "--", "hostname")
     assert both.code == 0
     assert sorted(line.split("]")[0] for line in both.out.splitlines()) == ["[host 0", "[host 1"]
-    failing = shell("exec", running, "--host", "1", "--", "echo oops >&2; exit 7")
-    assert (failing.code, failing.err) == (7, "oops\n")
+    has_failed = shell("exec", running, "--host", "1", "--", "echo oops >&2; exit 7")
+    assert (has_failed.code, has_failed.err) == (7, "oops\n")
     assert shell("exec", running, "--host", "9", "--", "true").code == 2
 
 

@@ -18,10 +18,10 @@ import pytest
 from drumline.hosts.session import HostPhase
 from drumline.jobs import Client, Refused
 from tests.hosts import stand_in
-from tests.jobs.pretend import (
+from tests.jobs.fakes import (
     HOUR,
-    Office,
-    play,
+    ServerHarness,
+    run_scenario,
 )
 from tests.jobs.world import World, a_world
 
@@ -75,19 +75,19 @@ def test_01_a_command_is_never_started_a_second_time_beside_the_first(
 ) -> None:
     """A command running longer than 300 s is started a second time beside the first."""
 
-    async def an_afternoon(office: Office) -> None:
-        job = await office.create()
-        await office.reaches(job, "RUNNING")
+    async def an_afternoon(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
         for _ in range(6):
             await asyncio.sleep(HOUR / 2)
-            office.starts(job)[0].connection(there=False)
+            harness.starts(job)[0].connection(there=False)
             await asyncio.sleep(80)
-            office.starts(job)[0].connection(there=True)
-        assert len(office.starts(job)) == 1
-        assert office.status(job) == "RUNNING"
-        assert office.cloud.count("release") == 0
+            harness.starts(job)[0].connection(there=True)
+        assert len(harness.starts(job)) == 1
+        assert harness.status(job) == "RUNNING"
+        assert harness.cloud.count("release") == 0
 
-    play(tmp_path, an_afternoon)
+    run_scenario(tmp_path, an_afternoon)
     # A running program that writes nothing for longer than the emulator's every limit on silence.
     shown = town.end(jobs["long"])
     assert shown["status"] == "SUCCEEDED"

@@ -1,4 +1,4 @@
-"""Saves a checkpoint again and again, each time in a process that dies at a given byte.
+"""Save a checkpoint repeatedly, in processes that die at a given byte of a file.
 
     python -m tests.train.checkpoints.dying_writer FOLDER < one number of bytes on each line
 

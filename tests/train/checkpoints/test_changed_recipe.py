@@ -1,4 +1,4 @@
-"""Going on from a checkpoint with another recipe: what is said, what is refused, what is kept."""
+"""Resuming with a changed recipe: the messages, the refusals, and the data position."""
 
 # mypy: allow-untyped-calls
 
@@ -38,8 +38,8 @@ def with_data(steps: int, **of_data: Any) -> Recipe:
 
 
 def louder(params: Any, batch: Any, key: Any) -> Any:
-    value, told = SHARDED.loss(params, batch, key)
-    return 2 * value, told
+    value, metrics = SHARDED.loss(params, batch, key)
+    return 2 * value, metrics
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ FEWER_ROWS = {name: column[:100] for name, column in ROWS.items()}
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda: with_data(8, batch=8), "batch 16 → 8"),
         (lambda: with_data(8, seed=8), "data seed 7 → 8"),
@@ -74,13 +74,11 @@ FEWER_ROWS = {name: column[:100] for name, column in ROWS.items()}
         ),
     ],
 )
-def test_what_breaks_the_promise_is_told_in_the_recipes_words(
-    change: Callable[[], Recipe], told: str
-) -> None:
+def test_a_breaking_change_is_described(change: Callable[[], Recipe], message: str) -> None:
     (found,) = (
         change for change in find_changes(origin(toy(8)), origin(change())) if change.breaking
     )
-    assert told in found.text
+    assert message in found.text
 
 
 def origin(recipe: Recipe) -> dict[str, Any]:
@@ -95,11 +93,11 @@ def origin(recipe: Recipe) -> dict[str, Any]:
     return found
 
 
-def test_a_changed_recipe_is_refused_and_nothing_is_touched(six_steps: Path) -> None:
+def test_a_changed_recipe_is_refused_and_changes_no_file(six_steps: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in six_steps.glob("[0-9]*/*")}
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as raised:
         fit(replace(toy(8, seed=1), optimizer=optax.adam(0.01)), checkpoint=six_steps)
-    assert str(caught.value) == (
+    assert str(raised.value) == (
         f"checkpoint: step 6 in {six_steps} comes from another recipe (seed 0 → 1; the "
         "optimizer's numbers 0.02 → 0.01), and resuming would give the result of neither; change "
         "it back, name another folder, or allow it with --allow-changes or "
@@ -114,7 +112,7 @@ def little_mlp(**sizes: Any) -> Recipe:
     return replace(toy(8, mesh=4), model=model, data=data.arrays(columns, batch=8))
 
 
-def test_a_model_is_told_by_its_sizes_and_its_layout_does_not_matter() -> None:
+def test_models_are_compared_by_their_sizes_but_not_their_layout() -> None:
     before = origin(little_mlp())
     (wider,) = find_changes(before, origin(little_mlp(hidden_sizes=(16,))))
     assert wider.text == "model hidden_sizes (8,) → (16,)"
@@ -124,7 +122,7 @@ def test_a_model_is_told_by_its_sizes_and_its_layout_does_not_matter() -> None:
     assert not elsewhere.breaking
 
 
-def test_an_option_that_a_model_has_gained_changes_nothing_until_it_is_used() -> None:
+def test_a_new_option_of_a_model_is_no_change_until_it_is_used() -> None:
     now, before = origin(little_mlp()), origin(little_mlp())
     # As a version wrote it that knew neither the option nor what options are by default.
     del before["model"]["sizes"]["compute_dtype"], before["model"]["defaults"]
@@ -135,13 +133,13 @@ def test_an_option_that_a_model_has_gained_changes_nothing_until_it_is_used() ->
     assert (used.text, used.breaking) == ("model compute_dtype float32 → bfloat16", True)
 
 
-def test_on_other_chips_the_same_recipe_goes_on() -> None:
+def test_the_same_recipe_resumes_on_other_chips() -> None:
     now = origin(toy(8))
     # A model may be traced otherwise for other chips, and is no other for that.
     model = {**now["model"], "loss": "as traced for a TPU"}
     before = {**now, "devices": "TPU v4", "hosts": 2, "model": model}
-    told = [change.text for change in find_changes(before, now) if not change.breaking]
-    assert told == [
+    texts = [change.text for change in find_changes(before, now) if not change.breaking]
+    assert texts == [
         f"devices TPU v4 → {now['devices']}, so losses agree to rounding",
         "hosts 2 → 1, so losses agree to rounding",
     ]
@@ -157,15 +155,15 @@ def test_across_versions_of_jax_programs_are_not_compared() -> None:
     assert any(change.text.startswith("jax 0.9.0 → ") for change in found)
 
 
-def test_what_does_not_matter_is_said_and_not_refused(
+def test_a_harmless_change_is_logged_and_not_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(toy(2), checkpoint=tmp_path)
     capsys.readouterr()
     fit(toy(3, mesh=2, save_every=1, log_every=3), checkpoint=tmp_path)
-    said = capsys.readouterr().out
-    assert "since that checkpoint: mesh data=1 → data=2, so losses agree to rounding" in said
-    assert "steps 2 → 3" in said
+    output = capsys.readouterr().out
+    assert "since that checkpoint: mesh data=1 → data=2, so losses agree to rounding" in output
+    assert "steps 2 → 3" in output
     fit(toy(3, mesh=2), checkpoint=tmp_path)
     assert "since that checkpoint" not in capsys.readouterr().out
 
@@ -177,7 +175,7 @@ def taken_by(recipe: Recipe, folder: Path, **how: Any) -> list[int]:
     return [int(json.loads(line)["numbers"]) for line in lines]
 
 
-def test_with_another_batch_size_no_record_is_skipped_or_taken_twice(
+def test_with_another_batch_size_no_record_is_skipped_or_used_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ordered = {"shuffle": False}
@@ -195,7 +193,7 @@ def test_with_another_batch_size_no_record_is_skipped_or_taken_twice(
     assert "the recipe changes" not in capsys.readouterr().out
 
 
-def test_a_checkpoint_of_an_older_version_goes_on_with_a_note(
+def test_a_run_resumes_from_a_checkpoint_of_version_0_1_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = fit(toy(5), checkpoint=None)
@@ -207,12 +205,12 @@ def test_a_checkpoint_of_an_older_version_goes_on_with_a_note(
     shutil.rmtree(tmp_path / "drumline")
     capsys.readouterr()
     result = fit(toy(5), checkpoint=tmp_path)
-    said = capsys.readouterr().out
-    assert "this checkpoint does not record its recipe and data; no changes are assumed" in said
+    output = capsys.readouterr().out
+    assert "this checkpoint does not record its recipe and data; no changes are assumed" in output
     assert fingerprint(result.state) == fingerprint(undisturbed.state)
 
 
-def test_a_flipped_bit_in_the_note_on_the_recipe_is_no_change_of_it(
+def test_a_flipped_bit_in_a_mark_is_not_a_change_of_the_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(toy(2), checkpoint=tmp_path)
@@ -224,7 +222,7 @@ def test_a_flipped_bit_in_the_note_on_the_recipe_is_no_change_of_it(
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "told"),
+    ("optimizer", "message"),
     [
         (
             optax.adam(0.02, mu_dtype="bfloat16"),
@@ -237,24 +235,24 @@ def test_a_flipped_bit_in_the_note_on_the_recipe_is_no_change_of_it(
         ),
     ],
 )
-def test_another_optimizer_is_told_in_its_own_words(
-    six_steps: Path, optimizer: optax.GradientTransformation, told: str
+def test_a_different_optimizer_is_described(
+    six_steps: Path, optimizer: optax.GradientTransformation, message: str
 ) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as raised:
         fit(replace(toy(8), optimizer=optimizer), checkpoint=six_steps)
-    assert f"checkpoint 6 does not fit the recipe ({told})" in str(caught.value)
-    assert "damaged" not in str(caught.value)
+    assert f"checkpoint 6 does not fit the recipe ({message})" in str(raised.value)
+    assert "damaged" not in str(raised.value)
 
 
-def test_records_that_differ_each_time_say_nothing_about_the_data() -> None:
-    chance = np.random.default_rng(0)
+def test_records_that_are_not_reproducible_have_no_hash() -> None:
+    rng = np.random.default_rng(0)
 
     class Augmented:
         def __len__(self) -> int:
             return 5
 
         def rows(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-            return {"x": chance.normal(size=len(numbers))}
+            return {"x": rng.normal(size=len(numbers))}
 
     assert hash_records(Data(Augmented(), batch=1)) is None
     steady = hash_records(data.arrays(ROWS, batch=16))
@@ -262,7 +260,7 @@ def test_records_that_differ_each_time_say_nothing_about_the_data() -> None:
     assert steady != hash_records(data.arrays(OTHER_ROWS, batch=16))
 
 
-def test_a_schedule_that_ends_elsewhere_is_another_optimizer() -> None:
+def test_a_schedule_of_another_length_is_a_breaking_change() -> None:
     def made(steps: int) -> Recipe:
         optimizer = optax.adam(optax.cosine_decay_schedule(0.02, steps))
         return replace(toy(steps), optimizer=optimizer)
@@ -273,7 +271,7 @@ def test_a_schedule_that_ends_elsewhere_is_another_optimizer() -> None:
     assert second.text == "steps 2 → 4"
 
 
-def test_a_rate_that_lives_in_the_optimizers_state_is_compared_too() -> None:
+def test_a_learning_rate_in_the_optimizer_state_is_compared() -> None:
     def made(rate: float) -> Recipe:
         injected = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
         return replace(toy(8), optimizer=injected)

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, and what is read is what was saved or is not taken."""
+"""Checkpoints are complete or ignored, and never restored with wrong bits."""
 
 # mypy: allow-untyped-calls
 
@@ -27,27 +27,27 @@ from tests.train.toy import SHARDED, toy
 
 
 @dataclass
-class Found:
-    """What a run that starts now would go on from, and what it says about it."""
+class Restoring:
+    """A run that starts now: the checkpoint it restores, and its messages."""
 
     folder: Path
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def step(self) -> int:
-        """The step that is restored, after every bit of it was compared with what was saved."""
+        """Restore a checkpoint, compare every bit with the saved state, and return its step."""
         mesh = make_mesh({"data": 1})
         like: State = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), saved(0).state
         )
-        checkpoints = Checkpoints(str(self.folder), set, self.said.append, fence_of())
-        found = checkpoints.restore(like, mesh)
-        assert isinstance(found, Saved)
-        step = int(found.state.step)
+        checkpoints = Checkpoints(str(self.folder), set, self.messages.append, fence_of())
+        restored = checkpoints.restore(like, mesh)
+        assert isinstance(restored, Saved)
+        step = int(restored.state.step)
         arrays, position = state_of(step)
-        assert found.position == position
-        assert found.state.key.tolist() == [0, step]
+        assert restored.position == position
+        assert restored.state.key.tolist() == [0, step]
         for name, array in arrays.items():
-            assert np.array_equal(found.state.params[name], array.astype(np.float32)), name
+            assert np.array_equal(restored.state.params[name], array.astype(np.float32)), name
         return step
 
 
@@ -65,15 +65,15 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_killed_at_twenty_random_bytes_of_a_write_nothing_is_lost_or_wrong(
+def test_a_process_killed_at_a_random_byte_of_a_write_loses_no_checkpoint(
     two: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(two / "1", tmp_path / "1")
-    chance = random.Random(20)
+    rng = random.Random(20)
     largest = max(file.stat().st_size for file in (two / "2").rglob("*"))
     # Half anywhere in the arrays, half where the small files are that say what belongs to what.
-    limits = [chance.randrange(largest) for _ in range(10)]
-    limits += [chance.randrange(800) for _ in range(10)]
+    limits = [rng.randrange(largest) for _ in range(10)]
+    limits += [rng.randrange(800) for _ in range(10)]
     writer = subprocess.Popen(
         [sys.executable, "-m", "tests.train.checkpoints.dying_writer", str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -88,9 +88,9 @@ def test_killed_at_twenty_random_bytes_of_a_write_nothing_is_lost_or_wrong(
             print(limit, file=writer.stdin, flush=True)
             ending = int(writer.stdout.readline())
             killed += ending != 0
-            there = Found(tmp_path)
-            assert there.step() == (1 if ending else 2), f"killed at byte {limit}"
-            assert there.said == []
+            restoring = Restoring(tmp_path)
+            assert restoring.step() == (1 if ending else 2), f"killed at byte {limit}"
+            assert restoring.messages == []
             shutil.rmtree(tmp_path / "2", ignore_errors=True)
             assert {path.name for path in tmp_path.iterdir()} == {"1", "drumline"}
             left = {path.name for path in (tmp_path / "drumline").iterdir()}
@@ -108,16 +108,16 @@ def test_a_damaged_checkpoint_is_never_restored_wrongly(two: Path, tmp_path: Pat
             folder = tmp_path / f"{file.name}-{damage}"
             shutil.copytree(two, folder)
             _damage(folder / file, damage)
-            found = Found(folder)
-            step = found.step()
+            restoring = Restoring(folder)
+            step = restoring.step()
             if step == 1 and damage != "remove":
-                assert found.said, file
-                # Damage to the names of its parts looks as if they were another recipe's.
+                assert restoring.messages, file
+                # Damage to the names of the arrays looks like a different recipe.
                 assert re.match(
-                    r"checkpoint 2 (is damaged|does not fit the recipe) \(", found.said[0]
+                    r"checkpoint 2 (is damaged|does not fit the recipe) \(", restoring.messages[0]
                 )
-                assert found.said[0].endswith("; trying the previous checkpoint")
-                assert "\n" not in found.said[0]
+                assert restoring.messages[0].endswith("; trying the previous checkpoint")
+                assert "\n" not in restoring.messages[0]
             fell_back[file, damage] = step == 1
             shutil.rmtree(folder)
     arrays = max(files, key=lambda file: (two / file).stat().st_size)
@@ -140,24 +140,24 @@ def _damage(file: Path, how: str) -> None:
 
 
 @damaging
-def test_every_flipped_byte_of_the_sums_themselves_is_noticed_or_harmless(
-    two: Path, tmp_path: Path
-) -> None:
-    chance = random.Random(3)
+def test_a_flipped_bit_in_the_checksums_is_detected_or_harmless(two: Path, tmp_path: Path) -> None:
+    rng = random.Random(3)
     small = [f for f in (two / "2").rglob("d/*") if f.is_file() and f.stat().st_size < 1000]
     for turn in range(12):
         folder = tmp_path / str(turn)
         shutil.copytree(two, folder)
-        file = folder / chance.choice(small).relative_to(two)
+        file = folder / rng.choice(small).relative_to(two)
         content = bytearray(file.read_bytes())
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         file.write_bytes(content)
-        assert Found(folder).step() in (1, 2)
+        assert Restoring(folder).step() in (1, 2)
         shutil.rmtree(folder)
 
 
 @damaging
-def test_without_any_good_checkpoint_nothing_begins_anew_unasked(two: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_usable_checkpoint_does_not_start_from_scratch(
+    two: Path, tmp_path: Path
+) -> None:
     for step in ("1", "2"):
         shutil.copytree(two / step, tmp_path / step)
         for file in (tmp_path / step).rglob("d/*"):
@@ -165,16 +165,16 @@ def test_without_any_good_checkpoint_nothing_begins_anew_unasked(two: Path, tmp_
     with pytest.raises(
         UserError, match=r"none of the 2 in .* can be used: checkpoint 2 is damaged"
     ):
-        Found(tmp_path).step()
+        Restoring(tmp_path).step()
 
 
-def test_a_recipe_that_changed_is_told_what_differs(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: Path) -> None:
     fit(toy(2), checkpoint=tmp_path)
     model = replace(SHARDED, init=_wider)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as raised:
         fit(toy(4, model=model), checkpoint=tmp_path)
-    assert "checkpoint 2 does not fit the recipe (" in str(caught.value)
-    assert "body has shape (16, 8) there and (16, 24) in the recipe" in str(caught.value)
+    assert "checkpoint 2 does not fit the recipe (" in str(raised.value)
+    assert "body has shape (16, 8) there and (16, 24) in the recipe" in str(raised.value)
     assert (tmp_path / "2").exists()
 
 
@@ -192,19 +192,17 @@ def _wider(key: jax.Array) -> dict[str, jax.Array]:
         ([], 3, 5, set()),
     ],
 )
-def test_which_checkpoints_stay(
-    steps: Iterable[int], last: int, every: int | None, stay: set[int]
-) -> None:
+def test_steps_to_keep(steps: Iterable[int], last: int, every: int | None, stay: set[int]) -> None:
     assert steps_to_keep(steps, last, every) == stay
 
 
-def test_a_run_keeps_the_last_ones_and_every_so_many_for_good(tmp_path: Path) -> None:
+def test_a_run_keeps_the_last_checkpoints_and_those_at_multiples(tmp_path: Path) -> None:
     fit(toy(14, save_every=2, keep_last=2, keep_every=6), checkpoint=tmp_path)
     assert {path.name for path in tmp_path.iterdir() if path.name.isdigit()} == {"6", "12", "14"}
 
 
 @damaging
-def test_what_a_damaged_one_left_is_written_anew_and_does_not_crowd_out_good_ones(
+def test_a_damaged_checkpoint_is_replaced_and_does_not_count_as_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(toy(6, save_every=2, keep_last=2), checkpoint=tmp_path)
@@ -212,25 +210,25 @@ def test_what_a_damaged_one_left_is_written_anew_and_does_not_crowd_out_good_one
         _damage(file, "truncate")
     capsys.readouterr()
     result = fit(toy(6, save_every=2, keep_last=2), checkpoint=tmp_path)
-    said = capsys.readouterr().out
-    assert "checkpoint 6 is damaged" in said
-    assert "resuming from step 4" in said
+    output = capsys.readouterr().out
+    assert "checkpoint 6 is damaged" in output
+    assert "resuming from step 4" in output
     assert result.step == 6
     fit(toy(6, save_every=2, keep_last=2), checkpoint=tmp_path)
-    said = capsys.readouterr().out
-    assert "resuming from step 6" in said
-    assert "damaged" not in said
+    output = capsys.readouterr().out
+    assert "resuming from step 6" in output
+    assert "damaged" not in output
     assert {path.name for path in tmp_path.iterdir() if path.name.isdigit()} == {"4", "6"}
 
 
-def test_intervals_count_from_one() -> None:
+def test_intervals_are_positive() -> None:
     with pytest.raises(UserError, match="save_every: 0 is not a number of steps; use 1 or more"):
         Settings(save_every=0)
     with pytest.raises(UserError, match="keep_every: -1 is not a number of steps"):
         Settings(keep_every=-1)
 
 
-def test_a_folder_of_the_users_stays_whatever_its_name(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_never_removed(tmp_path: Path) -> None:
     for name in ("2024", "7.orbax-notes", "old.orbax-checkpoint-tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "photo.txt").write_text("mine")
@@ -246,21 +244,21 @@ def test_a_folder_of_the_users_stays_whatever_its_name(tmp_path: Path) -> None:
     assert not (tmp_path / "4").exists()
 
 
-def test_a_folder_that_stands_where_a_checkpoint_would_go_is_told_before_anything_runs(
+def test_a_folder_with_the_name_of_a_future_checkpoint_is_rejected_at_the_start(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "4").mkdir()
     (tmp_path / "4" / "photo.txt").write_text("mine")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as raised:
         fit(toy(6), checkpoint=tmp_path)
-    assert str(caught.value) == (
+    assert str(raised.value) == (
         f"checkpoint: {tmp_path / '4'} was not written by Drumline, and step 4 would be saved "
         "there; move it away, or name another folder"
     )
     assert (tmp_path / "4" / "photo.txt").read_text() == "mine"
 
 
-def test_what_an_attempt_left_half_written_or_half_removed_is_cleared_away(tmp_path: Path) -> None:
+def test_incomplete_checkpoints_are_removed_at_the_next_start(tmp_path: Path) -> None:
     fit(toy(4, save_every=2), checkpoint=tmp_path)
     (tmp_path / "4" / COMMITTED).unlink()
     (tmp_path / "6.orbax-checkpoint-tmp").mkdir()
@@ -270,7 +268,7 @@ def test_what_an_attempt_left_half_written_or_half_removed_is_cleared_away(tmp_p
     assert not (tmp_path / "6.orbax-checkpoint-tmp").exists()
 
 
-def test_checkpoints_of_another_program_are_never_removed_to_make_room(tmp_path: Path) -> None:
+def test_checkpoints_of_another_program_are_never_removed(tmp_path: Path) -> None:
     fit(toy(2), checkpoint=tmp_path / "other")
     shutil.copytree(tmp_path / "other" / "2", tmp_path / "run" / "1")
     checkpoints = Checkpoints(str(tmp_path / "run"), lambda steps: {max(steps)}, print, fence_of())

@@ -1,4 +1,4 @@
-"""One training for a checkpoint folder at a time, and none that a dead one hinders."""
+"""Claims of checkpoint folders: one training at a time, and a dead one does not block the next."""
 
 import errno
 import json
@@ -52,7 +52,7 @@ def newest(folder: Path) -> int:
     return max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
-def test_a_second_training_is_refused_while_the_first_lives_and_not_once_it_is_killed(
+def test_a_second_training_is_refused_until_the_first_is_killed(
     tmp_path: Path, compiled: str
 ) -> None:
     first = start(tmp_path, compiled, "--set", "pause=0.02", "--set", "steps=100000")
@@ -100,7 +100,7 @@ def attempt(monkeypatch: pytest.MonkeyPatch, owner: str, job: str, fence: int) -
     monkeypatch.setenv("DRUMLINE_FENCE", str(fence))
 
 
-def test_a_later_attempt_of_a_job_goes_on_without_an_earlier_one_that_is_cut_off(
+def test_a_later_attempt_of_a_job_takes_over_from_an_unreachable_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim, "LOCK_TIMEOUT", 0.0)
@@ -108,10 +108,10 @@ def test_a_later_attempt_of_a_job_goes_on_without_an_earlier_one_that_is_cut_off
     first = claim.claim(str(tmp_path))
     with pytest.raises(UserError, match="is training into"):
         claim.claim(str(tmp_path))
-    said: list[str] = []
+    output: list[str] = []
     attempt(monkeypatch, "aaaa", "000001", 2)
-    claim.claim(str(tmp_path), said.append).release()
-    assert said[0].startswith(f"taking over {tmp_path} from process {os.getpid()} on ")
+    claim.claim(str(tmp_path), output.append).release()
+    assert output[0].startswith(f"taking over {tmp_path} from process {os.getpid()} on ")
     with pytest.raises(FencedOff, match=r"attempt 2 of job 000001 .* has taken over"):
         first.check()
     attempt(monkeypatch, "bbbb", "000001", 3)
@@ -139,7 +139,7 @@ def test_a_folder_that_version_0_1_used_can_be_claimed(
     assert json.loads((tmp_path / "attempts.json").read_text())["seconds"].keys() >= {"4", "8"}
 
 
-def test_what_an_attempt_that_was_killed_has_claimed_is_free_on_its_own_machine(
+def test_the_claim_of_a_killed_attempt_ends_on_its_own_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as in_a_job:
@@ -151,7 +151,7 @@ def test_what_an_attempt_that_was_killed_has_claimed_is_free_on_its_own_machine(
     claim.claim(str(tmp_path)).release()
 
 
-def test_what_an_attempt_on_another_machine_has_claimed_is_refused_with_the_way_out(
+def test_the_claim_of_an_attempt_on_another_machine_is_refused_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as in_a_job:
@@ -222,25 +222,25 @@ def test_a_run_that_is_refused_for_its_recipe_does_not_take_the_folder(tmp_path:
     holder.check()
 
 
-def test_one_checkpoint_of_a_run_is_no_folder_for_another_run(tmp_path: Path) -> None:
+def test_a_single_checkpoint_is_not_a_checkpoint_folder(tmp_path: Path) -> None:
     fit(toy(4), checkpoint=tmp_path)
     with pytest.raises(UserError, match="4 is one checkpoint of a run; name its parent folder"):
         fit(toy(4), checkpoint=tmp_path / "4")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_copy_of_a_checkpoint_under_another_step_is_passed_over(
+def test_a_copy_of_a_checkpoint_under_another_step_is_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(toy(4), checkpoint=tmp_path)
     shutil.copytree(tmp_path / "4", tmp_path / "70")
     fit(toy(6), checkpoint=tmp_path)
-    said = capsys.readouterr().out
-    assert "checkpoint 70 is damaged (it holds step 4); trying the previous checkpoint" in said
-    assert "resuming from step 4" in said
+    output = capsys.readouterr().out
+    assert "checkpoint 70 is damaged (it holds step 4); trying the previous checkpoint" in output
+    assert "resuming from step 4" in output
 
 
-def test_a_late_report_of_bad_hardware_does_not_mark_what_another_writer_wrote(
+def test_a_late_hardware_fault_does_not_mark_the_checkpoint_of_another_writer(
     tmp_path: Path,
 ) -> None:
     marks = Marks(str(tmp_path))

@@ -1,4 +1,4 @@
-"""One writer at a time: whoever wakes up late stops, and changes nothing that another one uses."""
+"""The fence: one writer at a time, and a late one stops without touching the files of the other."""
 
 import random
 import threading
@@ -68,7 +68,7 @@ def test_who_may_claim_a_folder(
     assert bool(found) == bool(reason)
 
 
-def test_a_writer_that_was_replaced_is_stopped_at_its_next_announcement(
+def test_a_replaced_writer_is_stopped_at_its_next_announcement(
     records: ClaimRecords,
 ) -> None:
     old = claimed(records, JOB)
@@ -87,7 +87,9 @@ def test_a_writer_that_was_replaced_is_stopped_at_its_next_announcement(
     new.check()
 
 
-def test_what_was_being_written_or_removed_is_never_used_again(records: ClaimRecords) -> None:
+def test_names_that_were_being_written_or_removed_are_never_used_again(
+    records: ClaimRecords,
+) -> None:
     old = claimed(records, JOB)
     old.begin_removal(["10"])
     old.begin_write("30", removing=["5"])
@@ -100,7 +102,7 @@ def test_what_was_being_written_or_removed_is_never_used_again(records: ClaimRec
     assert not old.may_remove_own("40")
 
 
-def test_what_was_complete_when_it_was_taken_over_stays(records: ClaimRecords) -> None:
+def test_a_complete_checkpoint_stays_after_a_takeover(records: ClaimRecords) -> None:
     old = claimed(records, JOB)
     old.begin_write("30")
     new = claimed(records, replace(JOB, id="b", fence=8), complete=("30",))
@@ -119,7 +121,7 @@ def test_a_late_start_of_an_old_attempt_is_refused(records: ClaimRecords) -> Non
     assert found.writer == JOB
 
 
-def test_removing_the_claims_by_hand_stops_whoever_held_them(tmp_path: Path) -> None:
+def test_removing_the_claims_by_hand_stops_their_holder(tmp_path: Path) -> None:
     records = DiskRecords(str(tmp_path))
     old = claimed(records, JOB)
     for _ in range(5):
@@ -186,7 +188,7 @@ def test_a_claim_whose_answer_was_lost_is_held(bucket: str) -> None:
     assert not records.create(fence.number, other)
 
 
-def test_a_bucket_that_is_not_there_is_an_error_with_the_words_of_the_cloud(bucket: str) -> None:
+def test_a_missing_bucket_is_an_error_with_the_message_of_the_cloud(bucket: str) -> None:
     with pytest.raises(OSError, match="bucket"):
         claimed(BucketRecords(f"{bucket}-typo/run"), JOB)
 
@@ -199,7 +201,7 @@ def test_an_unreadable_claim_is_an_error_and_not_a_free_folder(tmp_path: Path) -
         claimed(records, replace(JOB, id="b", fence=8))
 
 
-def test_of_many_that_claim_at_once_one_holds_it(tmp_path: Path) -> None:
+def test_of_several_writers_that_claim_at_once_one_succeeds(tmp_path: Path) -> None:
     started = threading.Barrier(8)
     holders: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A disk that refuses to be written is told in a sentence, and takes no checkpoint along."""
+"""A full disk ends the run with a message, and no checkpoint is lost."""
 
 import os
 import resource
@@ -38,35 +38,35 @@ def no_file_beyond(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_is_full_at_the_start_is_told_in_a_sentence(
+def test_a_full_disk_at_the_start_is_a_user_error(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draft = tmp_path / "run" / f"attempts.json.{os.getpid()}.draft"
     draft.symlink_to("/dev/full")
     capsys.readouterr()
     assert main(run) == 2
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     why = "cannot be used: No space left on device"
-    assert said.err == f"checkpoint: {tmp_path / 'run'} {why}\n"
+    assert output.err == f"checkpoint: {tmp_path / 'run'} {why}\n"
     assert not draft.is_symlink()
     assert main(run) == 0
 
 
-def test_a_file_that_cannot_be_opened_at_the_start_is_told_in_a_sentence(
+def test_a_file_that_cannot_be_opened_at_the_start_is_a_user_error(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run" / "metrics.jsonl").unlink()
     (tmp_path / "run" / "metrics.jsonl").mkdir()
     capsys.readouterr()
     assert main(run) == 2
-    said = capsys.readouterr()
-    assert said.err == f"checkpoint: {tmp_path / 'run'} cannot be used: Is a directory\n"
+    output = capsys.readouterr()
+    assert output.err == f"checkpoint: {tmp_path / 'run'} cannot be used: Is a directory\n"
 
 
 @pytest.mark.parametrize(
     ("log_every", "limit"), [(1, 8000), (1000, 2000)], ids=["metrics", "checkpoint"]
 )
-def test_a_disk_that_fills_in_the_middle_ends_the_run_with_a_sentence_and_good_checkpoints(
+def test_a_disk_that_fills_up_ends_the_run_with_a_message_and_intact_checkpoints(
     run: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -78,13 +78,13 @@ def test_a_disk_that_fills_in_the_middle_ends_the_run_with_a_sentence_and_good_c
     capsys.readouterr()
     with no_file_beyond(limit):
         assert main(words) == 1
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert not [record for record in caplog.records if record.exc_info]
-    assert said.err == (
+    assert output.err == (
         f"checkpoint: {tmp_path / 'run'} can no longer be written: File too large; its "
         "checkpoints are intact: fix the problem and start again to resume from the newest\n"
     )
     assert main(words) == 0
-    assert "resuming from step " in (told := capsys.readouterr().out)
-    assert "damaged" not in told
-    assert f"parameters {fingerprint(fit(toy(60)).state.params)}" in told
+    assert "resuming from step " in (log := capsys.readouterr().out)
+    assert "damaged" not in log
+    assert f"parameters {fingerprint(fit(toy(60)).state.params)}" in log

@@ -1,4 +1,4 @@
-"""A writer that was paused, and replaced meanwhile, stops with a message and changes nothing."""
+"""A writer that is paused and replaced stops with a message and changes no file."""
 
 import hashlib
 import os
@@ -50,14 +50,14 @@ def pause_and_replace(
         assert result.step == last
         before = look()
         paused.send_signal(signal.SIGCONT)
-        said, _ = paused.communicate(timeout=120)
+        output, _ = paused.communicate(timeout=120)
     finally:
         paused.kill()
         paused.wait()
-    assert paused.returncode == 1, said
+    assert paused.returncode == 1, output
     # Tensorstore may print what became of a write that was cut short, before and after it.
-    (message,) = [line for line in said.splitlines() if line.startswith("checkpoint: ")]
-    assert message.startswith("checkpoint: attempt 2 of job 000001 (home aaaa, "), said
+    (message,) = [line for line in output.splitlines() if line.startswith("checkpoint: ")]
+    assert message.startswith("checkpoint: attempt 2 of job 000001 (home aaaa, "), output
     assert f" has taken over {checkpoint}; this program (attempt 1 of " in message
     assert look() == before
     assert fingerprint(fit(toy(last), checkpoint=checkpoint).state) == fingerprint(result.state)

@@ -1,4 +1,4 @@
-"""A run that was stopped and goes on computes what an undisturbed one does."""
+"""A run that is interrupted and resumes gives the same bits as an undisturbed run."""
 
 import json
 import os
@@ -54,20 +54,20 @@ def start(folder: Path, compiled: str, *words: str, **environment: str) -> "subp
 def wait_for_step(run: "subprocess.Popen[str]", folder: Path, step: int) -> None:
     """Until the heartbeat tells of this step, and of a checkpoint."""
     while run.poll() is None:
-        told = folder / "heartbeat.json"
-        beat = json.loads(told.read_text()) if told.exists() else {"step": -1}
+        file = folder / "heartbeat.json"
+        beat = json.loads(file.read_text()) if file.exists() else {"step": -1}
         if beat["step"] >= step and beat["checkpoint"]:
             return
         time.sleep(0.01)
 
 
 @pytest.mark.long
-def test_killed_and_told_to_stop_it_ends_with_the_same_bits(tmp_path: Path, compiled: str) -> None:
+def test_a_killed_and_stopped_run_ends_with_the_same_bits(tmp_path: Path, compiled: str) -> None:
     steps, folder = 150, tmp_path / "disturbed"
     folder.mkdir()
     slow = ("--set", f"steps={steps}", "--set", "pause=0.05")
-    chance = random.Random()
-    moments = [chance.randint(11, 40), chance.randint(50, 80)]
+    rng = random.Random()
+    moments = [rng.randint(11, 40), rng.randint(50, 80)]
     killed = start(folder, compiled, *slow)
     wait_for_step(killed, folder, moments[0])
     killed.kill()
@@ -90,13 +90,13 @@ def test_killed_and_told_to_stop_it_ends_with_the_same_bits(tmp_path: Path, comp
     undisturbed = fit(toy(steps), checkpoint=tmp_path / "undisturbed")
     assert result.ending is undisturbed.ending is Ending.DONE
     assert fingerprint(result.state) == fingerprint(undisturbed.state), moments
-    told = lines(folder)
-    once = [(line["attempt"], line["step"]) for line in told]
+    records = lines(folder)
+    once = [(line["attempt"], line["step"]) for line in records]
     assert len(set(once)) == len(once)
-    assert {line["attempt"] for line in told} == {1, 2, 3}
+    assert {line["attempt"] for line in records} == {1, 2, 3}
     expected = {line["step"]: line["loss"] for line in lines(tmp_path / "undisturbed")}
     assert len(expected) == steps
-    assert all(line["loss"] == expected[line["step"]] for line in told)
+    assert all(line["loss"] == expected[line["step"]] for line in records)
 
 
 LOSSES_ON_ANOTHER_MESH = 2e-6
@@ -117,12 +117,12 @@ def test_eight_devices_become_four_in_the_middle_of_a_run(
     assert [line["step"] for line in after] == list(range(1, 41))
     for name in ("numbers", "squares"):
         assert [line[name] for line in after] == [line[name] for line in before]
-    losses = np.array([[line["loss"] for line in told] for told in (before, after)])
+    losses = np.array([[line["loss"] for line in records] for records in (before, after)])
     assert np.array_equal(losses[0, :20], losses[1, :20])
     np.testing.assert_allclose(losses[1], losses[0], rtol=LOSSES_ON_ANOTHER_MESH)
 
 
-def test_a_run_that_is_done_does_nothing_more(
+def test_a_finished_run_takes_no_more_steps(
     undisturbed: tuple[Result, Path],
 ) -> None:
     again = fit(toy(40), checkpoint=undisturbed[1])
@@ -132,7 +132,7 @@ def test_a_run_that_is_done_does_nothing_more(
     assert len(lines(undisturbed[1])) == 40
 
 
-def test_fingerprints_tell_bits_apart_and_nothing_else() -> None:
+def test_fingerprints_depend_only_on_the_bits() -> None:
     values = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
     mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
     one = jax.device_put(values, jax.devices()[0])

@@ -1,4 +1,4 @@
-"""Checkpoints of hardware that computed wrong: nobody goes on from one, and a good one is left."""
+"""Suspect checkpoints of faulty hardware: no run resumes from them, and a good one is kept."""
 
 import json
 from functools import partial
@@ -16,7 +16,7 @@ MESH = {"data": 1}
 
 
 def attempt(folder: Path) -> tuple[Checkpoints, Saved | None]:
-    """One more attempt, which keeps one checkpoint, and what it goes on from."""
+    """Start an attempt that keeps one checkpoint. Return the checkpoint it resumes from."""
     checkpoints = Checkpoints(
         str(folder), partial(steps_to_keep, last=1, every=None), print, fence_of()
     )
@@ -28,16 +28,16 @@ def add(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.wait()
 
 
-def step_of(found: Saved | None) -> int:
-    assert found is not None
-    return int(found.state.step)
+def step_of(saved: Saved | None) -> int:
+    assert saved is not None
+    return int(saved.state.step)
 
 
-def there(folder: Path) -> set[int]:
+def steps_in(folder: Path) -> set[int]:
     return {int(path.name) for path in folder.iterdir() if path.name.isdigit()}
 
 
-def test_what_other_hardware_left_outlives_a_rollback_and_the_next_goes_on_from_it(
+def test_the_checkpoint_of_an_earlier_attempt_is_kept_until_a_later_one_is_verified(
     tmp_path: Path,
 ) -> None:
     write(str(tmp_path), 1)
@@ -46,9 +46,9 @@ def test_what_other_hardware_left_outlives_a_rollback_and_the_next_goes_on_from_
     add(bad, 2)
     assert step_of(bad.restore(saved(0).state, make_mesh(MESH))) == 2
     add(bad, 3)
-    assert there(tmp_path) == {1, 3}
-    # Of what is gone there is nothing to say.
-    assert bad.mark_suspect("it lies", wait=True) == [3]
+    assert steps_in(tmp_path) == {1, 3}
+    # Step 2 has been removed, and is not marked.
+    assert bad.mark_suspect("it computes wrong results", wait=True) == [3]
     bad.close()
     assert not (tmp_path / "drumline" / "2.json").exists()
     good, found = attempt(tmp_path)
@@ -56,13 +56,13 @@ def test_what_other_hardware_left_outlives_a_rollback_and_the_next_goes_on_from_
     good.close()
 
 
-def test_killed_before_a_suspect_one_is_written_anew_it_is_not_gone_on_from(
+def test_a_suspect_checkpoint_is_not_used_if_its_replacement_is_incomplete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(str(tmp_path), 1)
     bad, _ = attempt(tmp_path)
     add(bad, 2)
-    bad.mark_suspect("it lies", wait=True)
+    bad.mark_suspect("it computes wrong results", wait=True)
     bad.close()
     second, _ = attempt(tmp_path)
 
@@ -82,11 +82,13 @@ def test_killed_before_a_suspect_one_is_written_anew_it_is_not_gone_on_from(
     fourth.close()
 
 
-def test_where_all_are_suspect_a_run_begins_anew_and_writes_over_them(tmp_path: Path) -> None:
+def test_if_all_checkpoints_are_suspect_a_run_starts_from_scratch_and_replaces_them(
+    tmp_path: Path,
+) -> None:
     bad, found = attempt(tmp_path)
     assert found is None
     add(bad, 2)
-    bad.mark_suspect("it lies", wait=True)
+    bad.mark_suspect("it computes wrong results", wait=True)
     bad.close()
     good, found = attempt(tmp_path)
     assert found is None
@@ -95,12 +97,15 @@ def test_where_all_are_suspect_a_run_begins_anew_and_writes_over_them(tmp_path: 
     assert step_of(attempt(tmp_path)[1]) == 2
 
 
-def test_a_host_that_found_it_alone_says_so_itself(
+def test_a_host_that_alone_knows_of_a_fault_marks_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, _ = attempt(tmp_path)
     add(bad, 2)
     monkeypatch.setattr(checkpoint, "_is_host_0", lambda: False)
-    bad.mark_suspect("it lies", wait=False)
+    bad.mark_suspect("it computes wrong results", wait=False)
     bad.close()
-    assert json.loads((tmp_path / "drumline" / "2.json").read_text())["suspect"] == "it lies"
+    assert (
+        json.loads((tmp_path / "drumline" / "2.json").read_text())["suspect"]
+        == "it computes wrong results"
+    )

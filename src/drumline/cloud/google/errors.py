@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from enum import IntEnum
 from typing import Any
 
-from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
+from drumline.observed import Fault, FaultKind, Refusal, Scope
 
 
 class Rpc(IntEnum):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from drumline.cloud.google.errors import Rpc, error_text
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.protocol import CloudError, PlacementRequest
-from drumline.observed.placements import Endpoint
+from drumline.observed import Endpoint
 
 _log = logging.getLogger(__name__)
 

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from drumline.cloud.google.errors import refusal
-from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
-from drumline.observed.placements import (
+from drumline.observed import (
     Endpoint,
+    Fault,
+    FaultKind,
     ListedPlacement,
     ListedSlice,
     PlacementState,
+    Refusal,
+    Scope,
 )
 
 
@@ -97,9 +100,9 @@ def combine(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> Liste
         state=_state(request, nodes) if why_lost is None else PlacementState.LOST,
         accelerator=source.accelerator,
         labels=source.labels,
-        word=source.state,
+        cloud_state=source.state,
         slices=tuple(ListedSlice(node.name, node.endpoints) for node in nodes),
-        why_lost=why_lost or "",
+        lost_reason=why_lost or "",
         refusal=None if why_lost is None or request is None else _refusal(request),
         being_deleted=source.state == "DELETING",
         may_run=any(node.state not in _NODE_OFF for node in nodes),

@@ -20,8 +20,7 @@ from drumline.cloud.google.errors import Rpc, refusal
 from drumline.cloud.google.placements import ListedNode, ListedRequest
 from drumline.cloud.google.rest import CallLimits, Deadline, Dependencies, RestCall, RestClient
 from drumline.cloud.protocol import CloudError, PlacementRequest
-from drumline.observed.faults import Refusal
-from drumline.observed.placements import ListedPlacement
+from drumline.observed import ListedPlacement, Refusal
 
 GOOGLE = "https://tpu.googleapis.com"
 STORAGE = "https://storage.googleapis.com"

@@ -1,1 +1,1 @@
-"""The loop that keeps jobs going: observe, decide, write down, act."""
+"""The reconcile loop of the server: observe, decide, save, act."""

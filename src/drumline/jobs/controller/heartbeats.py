@@ -1,243 +1,340 @@
-"""Metrics that programs report, kept for `list`, `plot` and the verdict whether a job is stuck.
+"""The metrics that programs report, for `list`, `plot` and the detection of stuck programs.
 
-Heartbeats come ten a second and each write is synced to disk, so they are buffered here and written
-every few seconds, and when an attempt ends. A server that is killed in between reads the last
+Metrics come from heartbeats, or from a pattern that matches lines of the program's log. A job may
+send ten heartbeats per second, and each write is synced to disk. So they are buffered here and
+written every few seconds, and when an attempt ends. After a crash, the next server reads the last
 heartbeat from the host again.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from drumline.jobs.controller.progress import LogReader, heartbeat_of
+from drumline.hosts.log_segments import read_chunk, received_size
 from drumline.jobs.core.state import Event
-from drumline.jobs.core.steps import Steps, advance, number
+from drumline.jobs.core.steps import Steps, to_number, update_steps
 from drumline.jobs.folders import Folders
-from drumline.jobs.patterns import TooSlow
+from drumline.jobs.patterns import TooSlow, limited
 from drumline.jobs.store.metrics import Point
 from drumline.jobs.store.records import Store
-from drumline.observed.hosts import HostReport
+from drumline.observed import HostReport
 
 WRITE_SECONDS = 5.0
 """Seconds between two writes of the metrics of a job."""
 RESOLUTION = 200
-"""A new point of the history is due once the job is older than at the last one by this fraction.
-So a job's first seconds are known step by step and its hundredth hour by the half hour, and a month
-at ten heartbeats a second is under 3,000 points."""
+"""The number of points that divides a job's age into intervals between points. The first seconds of
+a job are kept step by step and its hundredth hour in half hours. A month at ten heartbeats per
+second takes under 3,000 points."""
 END_FACTOR = 2
-"""Factor by which first and last steps of attempts may be closer, to show where each began."""
-MOST_METRICS = 64
-LONGEST_TEXT = 2000
-"""The most characters of a reported text: it is sent with every `list`."""
+"""Factor by which the first and last points of attempts may be closer, to show the restarts."""
+MAX_METRICS = 64
+MAX_TEXT = 2000
+"""The most characters of a reported text, which is sent with every `list`."""
 SLOW_PATTERN = (
-    "progress: the pattern takes too long for the lines of this program's log, which is no longer"
-    " read for steps; a repeat inside a repeat, or several .*, may be why"
+    "progress: the pattern takes too long on this program's log, so its steps are no longer read;"
+    " simplify nested repeats and multiple .*"
 )
 _NOT_PLOTTED = frozenset({"step", "time", "total", "resumed"})
+_MAX_LINE = 500
+_MAX_DIGITS = 40
+_MAX_BYTES = 1 << 18
+"""The most bytes of one read. If a log has grown by more, only its end is read."""
+MATCH_SECONDS = 0.25
+"""CPU seconds to match all lines of one read, during which the server does nothing else. A simple
+pattern needs a fiftieth of that."""
+
+
+class LogReader:
+    """Reads the logs of one attempt as they grow, and matches a pattern."""
+
+    def __init__(self, folder: Path, pattern: str, skip_old: bool = False) -> None:
+        """`folder` holds `host-0.log` and so on.
+
+        With `skip_old`, the first read returns only the newest match, because an earlier server
+        has read the others.
+        """
+        self._folder = folder
+        self._skip_old = skip_old
+        self._pattern = re.compile(pattern)
+        self._offsets: dict[Path, int] = {}
+        self._source: Path | None = None
+
+    def read_new(self) -> list[dict[str, Any]]:
+        """Return the matches since the last call, oldest first, in the first log with a match.
+
+        Raises TooSlow if the pattern takes too long.
+        """
+        if self._source is not None:
+            return self._read(self._source)
+        for path in sorted(self._folder.glob("host-*.log"), key=_host_index):
+            matches = self._read(path)
+            if matches:
+                self._source = path
+                return matches[-1:] if self._skip_old else matches
+        return []
+
+    def _read(self, path: Path) -> list[dict[str, Any]]:
+        size = received_size(path)
+        # The log of a replaced host starts again and is shorter.
+        offset = min(self._offsets.get(path, 0), size)
+        chunk = read_chunk(path, max(offset, size - _MAX_BYTES), _MAX_BYTES)
+        start, data = chunk.start, chunk.data
+        # An incomplete line is read later. Progress bars end their lines with \r.
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        self._offsets[path] = start + end
+        lines = data[:end].decode("utf-8", "replace").splitlines()
+        with limited(MATCH_SECONDS):
+            return [match for line in lines if (match := self._match(line)) is not None]
+
+    def _match(self, line: str) -> dict[str, Any] | None:
+        match = self._pattern.search(line[:_MAX_LINE])
+        if match is None:
+            return None
+        groups = match.groupdict()
+        return {name: _parse_number(text) for name, text in groups.items() if text is not None}
+
+
+def _host_index(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _parse_number(text: str) -> int | float | str:
+    digits = text.replace(",", "")
+    if len(digits) > _MAX_DIGITS:
+        return text
+    for number_type in (int, float):
+        try:
+            return number_type(digits)
+        except ValueError:
+            continue
+    return text
 
 
 @dataclass
-class _Current:
-    """One attempt under way."""
+class _CurrentAttempt:
+    """The metrics of the current attempt of a job."""
 
     number: int
     steps: Steps | None
-    reader: LogReader | None
+    log_reader: LogReader | None
     metrics: dict[str, Any] = field(default_factory=dict)
-    """The newest value of everything that its heartbeats have reported."""
-    heard: Mapping[str, Any] | None = None
+    """The newest value of every metric that its heartbeats have reported."""
+    last_heartbeat: Mapping[str, Any] | None = None
     source: int | None = None
     """The host whose heartbeats are read."""
-    behind: float | None = None
-    """The step that an earlier source had reported, while this one has not come that far."""
-    latest: Point | None = None
+    catch_up_step: float | None = None
+    """The step that another host had reported, if this one has not reached it yet."""
+    newest_point: Point | None = None
 
 
 @dataclass
-class _Written:
-    """The ends of a job's history, and what of it is to be written."""
+class _History:
+    """The first and last points of a job's metrics, and the changes that are not saved yet."""
 
-    first: float | None
-    """When the first point was seen."""
-    last: Point | None
-    points: list[Point] = field(default_factory=list)
-    """Points that are not on disk yet."""
-    since: float | None = None
-    """When the oldest news that are not on disk were seen."""
+    first_time: float | None
+    """When the first point was observed."""
+    last_point: Point | None
+    unsaved_points: list[Point] = field(default_factory=list)
+    unsaved_since: float | None = None
+    """When the oldest unsaved change was observed."""
 
 
 class Heartbeats:
-    """The newest metrics of every running job, and when they are written to disk."""
+    """The newest metrics of every running job."""
 
     def __init__(self, store: Store, folders: Folders, clock: Callable[[], float]) -> None:
-        """What earlier servers saved is read from the store on demand."""
+        """Metrics that earlier servers saved are read from the store on demand."""
         self._store = store
         self._folders = folders
         self._clock = clock
         self._progress: dict[str, dict[str, Any]] = {}
-        self._silent: set[str] = set()
+        self._without_metrics: set[str] = set()
         """Jobs without metrics in the store, so that `list` does not query each waiting job."""
-        self._current: dict[str, _Current] = {}
-        self._written: dict[str, _Written] = {}
-        self.trouble: dict[str, str] = {}
-        """Why the steps of a job are not read, by job."""
+        self._current: dict[str, _CurrentAttempt] = {}
+        self._histories: dict[str, _History] = {}
+        self.warnings: dict[str, str] = {}
+        """The reason why the steps of a job are not read, by job."""
 
     def progress(self, job_id: str) -> dict[str, Any] | None:
-        """The newest metrics of a job, from this attempt or the last one that reported any."""
-        found = self._progress.get(job_id)
-        if found is None and job_id not in self._silent:
-            found = self._store.metrics.progress(job_id)
-            if found is None:
-                self._silent.add(job_id)
-        return found
+        """Return the newest metrics of a job, of this attempt or the last one with metrics."""
+        progress = self._progress.get(job_id)
+        if progress is None and job_id not in self._without_metrics:
+            progress = self._store.metrics.progress(job_id)
+            if progress is None:
+                self._without_metrics.add(job_id)
+        return progress
 
     def steps(self, job_id: str, attempt: int) -> Steps | None:
-        """The steps of an attempt so far."""
+        """Return the steps of an attempt so far."""
         current = self._current.get(job_id)
         return current.steps if current and current.number == attempt else None
 
-    def listen(
+    def update(
         self, job_id: str, attempt: int, reports: Sequence[HostReport], pattern: str | None
     ) -> None:
-        """Take in what the hosts of an attempt report now."""
+        """Take in the newest reports of an attempt's hosts."""
         current = self._current.get(job_id)
         if current is None or current.number != attempt:
-            logs = self._folders.logs(job_id, attempt)
-            known = self._store.metrics.steps(job_id, attempt)
-            reader = LogReader(logs, pattern, known is not None) if pattern else None
-            steps = known and known.by(self._clock())
-            current = self._current[job_id] = _Current(attempt, steps, reader)
-        found = heartbeat_of(reports)
-        news = self._read(job_id, current) if found is None else self._news(current, *found)
-        for heartbeat in news:
-            self._take(job_id, current, plain(heartbeat))
+            current = self._begin_attempt(job_id, attempt, pattern)
+        first = first_heartbeat(reports)
+        if first is None:
+            heartbeats = self._read_log(job_id, current)
+        else:
+            heartbeats = self._new_heartbeats(current, *first)
+        for heartbeat in heartbeats:
+            self._add(job_id, current, clean(heartbeat))
 
-    def _read(self, job_id: str, current: _Current) -> list[dict[str, Any]]:
-        if current.reader is None:
+    def _begin_attempt(self, job_id: str, attempt: int, pattern: str | None) -> _CurrentAttempt:
+        steps = self._store.metrics.steps(job_id, attempt)
+        logs = self._folders.logs(job_id, attempt)
+        log_reader = LogReader(logs, pattern, skip_old=steps is not None) if pattern else None
+        steps = steps and steps.clamped(self._clock())
+        current = self._current[job_id] = _CurrentAttempt(attempt, steps, log_reader)
+        return current
+
+    def _read_log(self, job_id: str, current: _CurrentAttempt) -> list[dict[str, Any]]:
+        if current.log_reader is None:
             return []
         try:
-            return current.reader.news()
+            return current.log_reader.read_new()
         except TooSlow:
-            # Not tried again in this attempt: each try would hold up every other job.
-            current.reader = None
-            if job_id not in self.trouble:
-                self._store.note(job_id, Event("warning", SLOW_PATTERN), self._clock())
-            self.trouble[job_id] = SLOW_PATTERN
+            # Not repeated in this attempt, because each try blocks every other job.
+            current.log_reader = None
+            if job_id not in self.warnings:
+                self._store.add_event(job_id, Event("warning", SLOW_PATTERN), self._clock())
+            self.warnings[job_id] = SLOW_PATTERN
             return []
 
-    def _news(
-        self, current: _Current, host: int, heartbeat: dict[str, Any]
+    def _new_heartbeats(
+        self, current: _CurrentAttempt, host: int, heartbeat: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """What a heartbeat adds: nothing while host 0, heard later, is behind host 1."""
-        if heartbeat == current.heard:
+        """Return a heartbeat if it is new, unless its host is behind the previous source."""
+        if heartbeat == current.last_heartbeat:
             return []
         if host != current.source:
             switched = current.source is not None and current.steps is not None
-            current.behind = current.steps.step if switched and current.steps else None
+            current.catch_up_step = current.steps.step if switched and current.steps else None
             current.source = host
-        current.heard = heartbeat
-        if current.behind is not None:
-            step = number(heartbeat.get("step"))
-            if step is None or step < current.behind:
+        current.last_heartbeat = heartbeat
+        if current.catch_up_step is not None:
+            step = to_number(heartbeat.get("step"))
+            if step is None or step < current.catch_up_step:
                 return []
-            current.behind = None
+            current.catch_up_step = None
         return [heartbeat]
 
-    def _take(self, job_id: str, current: _Current, heartbeat: dict[str, Any]) -> None:
+    def _add(self, job_id: str, current: _CurrentAttempt, heartbeat: dict[str, Any]) -> None:
         now = self._clock()
         current.metrics = self._progress[job_id] = current.metrics | heartbeat
-        before, current.steps = current.steps, advance(current.steps, heartbeat, now)
-        written = self._history(job_id)
-        if written.since is None:
-            written.since = now
+        before, current.steps = current.steps, update_steps(current.steps, heartbeat, now)
+        history = self._history(job_id)
+        if history.unsaved_since is None:
+            history.unsaved_since = now
         if current.steps is None or (before and before.step == current.steps.step):
             return
-        current.latest = Point(current.number, now, current.steps.step, metrics_of(heartbeat))
-        self._keep(written, current.latest, at_an_end=before is None)
+        metrics = plottable_metrics(heartbeat)
+        current.newest_point = Point(current.number, now, current.steps.step, metrics)
+        self._add_point(history, current.newest_point, first_or_last=before is None)
 
-    def _keep(self, written: _Written, point: Point, at_an_end: bool) -> None:
-        if written.first is not None and written.last is not None:
-            # No less than nothing: an earlier server's clock may have been ahead of ours.
-            closest = max(0.0, point.time - written.first) / RESOLUTION
-            if 0.0 <= point.time - written.last.time < closest / (END_FACTOR if at_an_end else 1):
+    def _add_point(self, history: _History, point: Point, first_or_last: bool) -> None:
+        """Add a point to the history unless it is too close to the last one."""
+        if history.first_time is not None and history.last_point is not None:
+            # At least 0, because the clock of an earlier server may have been ahead.
+            min_distance = max(0.0, point.time - history.first_time) / RESOLUTION
+            min_distance /= END_FACTOR if first_or_last else 1
+            if 0.0 <= point.time - history.last_point.time < min_distance:
                 return
-        written.first = written.first or point.time
-        written.last = point
-        written.points.append(point)
+        history.first_time = history.first_time or point.time
+        history.last_point = point
+        history.unsaved_points.append(point)
 
-    def _history(self, job_id: str) -> _Written:
-        if job_id not in self._written:
-            self._written[job_id] = _Written(*self._store.metrics.first_and_last_point(job_id))
-        return self._written[job_id]
+    def _history(self, job_id: str) -> _History:
+        if job_id not in self._histories:
+            first_and_last = self._store.metrics.first_and_last_point(job_id)
+            self._histories[job_id] = _History(*first_and_last)
+        return self._histories[job_id]
 
     def end(self, job_id: str, attempt: int) -> None:
-        """An attempt is over: save how far it came."""
+        """Save the last metrics of an attempt that is over."""
         current = self._current.get(job_id)
         if current is None or current.number != attempt:
             return
-        written = self._history(job_id)
-        if current.latest is not None and current.latest != written.last:
-            self._keep(written, current.latest, at_an_end=True)
-        self._write(job_id)
+        history = self._history(job_id)
+        if current.newest_point is not None and current.newest_point != history.last_point:
+            self._add_point(history, current.newest_point, first_or_last=True)
+        self._save(job_id)
         del self._current[job_id]
 
-    def write(self, everything: bool = False) -> None:
-        """Save what has waited long enough."""
-        now, failed = self._clock(), None
-        for job_id, written in self._written.items():
-            if written.since is not None and (everything or now - written.since >= WRITE_SECONDS):
+    def save(self, everything: bool = False) -> None:
+        """Save the metrics that have waited long enough."""
+        now, last_error = self._clock(), None
+        for job_id, history in self._histories.items():
+            since = history.unsaved_since
+            if since is not None and (everything or now - since >= WRITE_SECONDS):
                 try:
-                    self._write(job_id)
-                except Exception as trouble:
-                    failed = trouble  # the other jobs are written nevertheless
-        if failed is not None:
-            raise failed
+                    self._save(job_id)
+                except Exception as error:
+                    last_error = error  # after the other jobs are saved
+        if last_error is not None:
+            raise last_error
 
-    def _write(self, job_id: str) -> None:
-        written, current = self._history(job_id), self._current.get(job_id)
+    def _save(self, job_id: str) -> None:
+        history, current = self._history(job_id), self._current.get(job_id)
         steps = {current.number: current.steps} if current and current.steps else {}
         progress = self._progress.get(job_id)
-        self._store.metrics.put(job_id, progress, steps, written.points)
-        written.points, written.since = [], None
+        self._store.metrics.save(job_id, progress, steps, history.unsaved_points)
+        history.unsaved_points, history.unsaved_since = [], None
 
     def history(self, job_id: str) -> list[Point]:
-        """The points of a job, including the newest."""
-        written = self._written.get(job_id)
-        if written is not None and written.since is not None:
-            self._write(job_id)
+        """Return the points of a job, including the newest."""
+        history = self._histories.get(job_id)
+        if history is not None and history.unsaved_since is not None:
+            self._save(job_id)
         points = self._store.metrics.points(job_id)
         current = self._current.get(job_id)
-        if current and current.latest and (not points or points[-1] != current.latest):
-            points.append(current.latest)
+        newest = current.newest_point if current else None
+        if newest and (not points or points[-1] != newest):
+            points.append(newest)
         return points
 
     def forget(self, job_id: str) -> None:
-        """The job is gone, or has ended and its metrics are saved."""
+        """Forget a job that was deleted, or that has ended and whose metrics are saved."""
         self._progress.pop(job_id, None)
-        self._silent.discard(job_id)
+        self._without_metrics.discard(job_id)
         self._current.pop(job_id, None)
-        self._written.pop(job_id, None)
-        self.trouble.pop(job_id, None)
+        self._histories.pop(job_id, None)
+        self.warnings.pop(job_id, None)
 
 
-def plain(heartbeat: Mapping[str, Any]) -> dict[str, Any]:
-    """A heartbeat that can be saved and sent, whatever a program wrote: no nan, nothing endless."""
-    return {str(name)[:100]: _plain(value) for name, value in [*heartbeat.items()][:MOST_METRICS]}
+def first_heartbeat(reports: Sequence[HostReport]) -> tuple[int, dict[str, Any]] | None:
+    """Return the index and the heartbeat of the first host that has one; None without any."""
+    for report in reports:
+        if report.heartbeat:
+            return report.index, dict(report.heartbeat)
+    return None
 
 
-def _plain(value: object) -> object:
-    if value is None or isinstance(value, bool) or number(value) is not None:
+def clean(heartbeat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a heartbeat that can be saved and sent: no nan, limited sizes."""
+    items = [*heartbeat.items()][:MAX_METRICS]
+    return {str(name)[:100]: _clean_value(value) for name, value in items}
+
+
+def _clean_value(value: object) -> object:
+    if value is None or isinstance(value, bool) or to_number(value) is not None:
         return value
     if isinstance(value, int):
-        return "a number beyond all figures"  # Python may refuse to print so many digits
-    return str(value)[:LONGEST_TEXT]
+        return "a number beyond all figures"  # Python may refuse to format so many digits
+    return str(value)[:MAX_TEXT]
 
 
-def metrics_of(heartbeat: Mapping[str, object]) -> dict[str, float]:
-    """The numbers of a heartbeat that can be plotted."""
-    found: dict[str, float] = {}
+def plottable_metrics(heartbeat: Mapping[str, object]) -> dict[str, float]:
+    """Return the numbers of a heartbeat that can be plotted."""
+    metrics: dict[str, float] = {}
     for name, value in heartbeat.items():
-        figure = None if name in _NOT_PLOTTED else number(value)
-        if figure is not None:
-            found[name] = figure
-    return found
+        number = None if name in _NOT_PLOTTED else to_number(value)
+        if number is not None:
+            metrics[name] = number
+    return metrics

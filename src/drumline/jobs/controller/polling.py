@@ -1,23 +1,23 @@
-"""Polling zones: two list calls each, whatever the number of jobs, at intervals or sooner.
+"""Polls of zones: two list calls for each, whatever the number of jobs, at intervals or sooner.
 
-A poll that fails only sets `trouble`, which says why what is known grows old, and the next poll
-backs off. A slice that a listing leaves out is looked up by its name before it counts as gone:
-listings lag, and their pages shift while others delete.
+A poll that fails only sets `errors`, which explains why the last observations grow old, and the
+next poll backs off. A slice that a listing leaves out is looked up by name before it counts as
+gone, because listings lag, and their pages shift while others delete resources.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from drumline.cloud.protocol import Cloud, CloudError
-from drumline.jobs.core.state import Placement, Sighting
-from drumline.observed.placements import ListedPlacement
+from drumline.jobs.core.state import Placement, PlacementObservation
+from drumline.observed import ListedPlacement
 
-QUICKEST = 0.2
-"""The smallest part of the interval to which news from a host brings the next poll forward."""
-SLOWEST = 6.0
-"""The most intervals between two polls of a zone that fail."""
-CONFIRMATIONS = 20
-"""Slices looked up by name in one poll: where a listing lost hundreds, the next poll goes on."""
+SHORTEST_PAUSE = 0.2
+"""The shortest pause between two polls when a host reports news, as a part of the interval."""
+LONGEST_BACKOFF = 6.0
+"""The longest pause between two polls of a zone that fail, in intervals."""
+LOOKUP_LIMIT = 20
+"""The most lookups by name in one poll. If a listing lost hundreds, the next poll continues."""
 
 
 @dataclass(frozen=True)
@@ -28,109 +28,110 @@ class ZonePoll:
     at: float
     """When the poll began."""
     placements: dict[str, ListedPlacement]
-    """What exists in the zone, by name."""
-    unsure: frozenset[str] = frozenset()
+    """The placements that exist in the zone, by name."""
+    unknown: frozenset[str] = frozenset()
     """Names that the listing left out and that could not be looked up."""
 
     def is_gone(self, name: str) -> bool:
-        """Whether the cloud has nothing under this name, by the listing and by a lookup."""
-        return name not in self.placements and name not in self.unsure
+        """Return True if neither the listing nor a lookup has this name."""
+        return name not in self.placements and name not in self.unknown
 
 
 @dataclass
 class ZonePolls:
-    """The newest poll of each zone, and when the next is due."""
+    """The newest poll of each zone, and the times of the next polls."""
 
     cloud: Cloud
     interval: float
     clock: Callable[[], float]
-    trouble: dict[str, str] = field(default_factory=dict)
-    """Why the last poll failed, by zone."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """The reason why the last poll failed, by zone."""
     _newest: dict[str, ZonePoll] = field(default_factory=dict)
-    _began: dict[str, float] = field(default_factory=dict)
+    _began_at: dict[str, float] = field(default_factory=dict)
     """When the last poll began, successful or not, by zone."""
     _failures: dict[str, int] = field(default_factory=dict)
-    """How many polls in a row failed, by zone."""
-    _due: dict[str, float] = field(default_factory=dict)
-    _asked: dict[str, float] = field(default_factory=dict)
-    """When the cloud accepted the request, by slice."""
+    """The number of consecutive polls that failed, by zone."""
+    _due_at: dict[str, float] = field(default_factory=dict)
+    _accepted_at: dict[str, float] = field(default_factory=dict)
+    """When the cloud accepted the request, by placement."""
 
-    def due(self, zones: set[str]) -> list[str]:
-        """Which of these to poll now; they are then not due for another interval."""
+    def take_due(self, zones: set[str]) -> list[str]:
+        """Return the zones to poll now. They are not due again for another interval."""
         now = self.clock()
-        found = [zone for zone in zones if now >= self._due.get(zone, 0.0)]
-        self._due.update({zone: now + self._pause(zone) for zone in found})
-        self._began.update(dict.fromkeys(found, now))
-        return found
+        due = [zone for zone in zones if now >= self._due_at.get(zone, 0.0)]
+        self._due_at.update({zone: now + self._pause(zone) for zone in due})
+        self._began_at.update(dict.fromkeys(due, now))
+        return due
 
     def _pause(self, zone: str) -> float:
-        return self.interval * min(SLOWEST, 2.0 ** self._failures.get(zone, 0))
+        return self.interval * min(LONGEST_BACKOFF, 2.0 ** self._failures.get(zone, 0))
 
     def next_due(self) -> float:
-        """Seconds until the next poll, an interval at most."""
+        """Return the seconds until the next poll, at most one interval."""
         now = self.clock()
-        return min([self.interval, *(at - now for at in self._due.values() if at > now)])
+        return min([self.interval, *(at - now for at in self._due_at.values() if at > now)])
 
-    def soon(self, zone: str) -> None:
-        """Bring the next poll forward, because something happened in that zone."""
-        pause = QUICKEST * self.interval if zone not in self._failures else self._pause(zone)
-        soonest = self._began.get(zone, 0.0) + pause
-        self._due[zone] = min(self._due.get(zone, 0.0), soonest)
+    def poll_soon(self, zone: str) -> None:
+        """Bring the next poll of a zone forward, because something changed there."""
+        failing = zone in self._failures
+        pause = self._pause(zone) if failing else SHORTEST_PAUSE * self.interval
+        earliest = self._began_at.get(zone, 0.0) + pause
+        self._due_at[zone] = min(self._due_at.get(zone, 0.0), earliest)
 
     async def poll(self, zone: str, expected: Collection[str] = ()) -> ZonePoll | None:
-        """Poll a zone; None where that failed. `expected` are slices that should be there."""
-        began = self.clock()
-        expected = [name for name in expected if self._asked.get(name, 0.0) < began]
+        """Poll a zone, in which the `expected` placements should be; None if that failed."""
+        began_at = self.clock()
+        expected = [name for name in expected if self._accepted_at.get(name, 0.0) < began_at]
         try:
-            listed = {found.name: found for found in await self.cloud.placements(zone)}
+            placements = {listed.name: listed for listed in await self.cloud.placements(zone)}
         except CloudError as error:
-            self.trouble[zone] = self.cloud.explain(error, zone).said
+            self.errors[zone] = self.cloud.explain(error, zone).message
             self._failures[zone] = self._failures.get(zone, 0) + 1
-            self._due[zone] = max(self._due.get(zone, 0.0), began + self._pause(zone))
+            self._due_at[zone] = max(self._due_at.get(zone, 0.0), began_at + self._pause(zone))
             return None
-        missing = [name for name in expected if name not in listed]
-        unsure = frozenset(missing[CONFIRMATIONS:])
-        for name in missing[:CONFIRMATIONS]:
+        missing = [name for name in expected if name not in placements]
+        unknown = frozenset(missing[LOOKUP_LIMIT:])
+        for name in missing[:LOOKUP_LIMIT]:
             try:
-                found = await self.cloud.find(zone, name)
+                listed = await self.cloud.find(zone, name)
             except CloudError:
-                unsure |= {name}
+                unknown |= {name}
                 continue
-            if found is not None:
-                listed[name] = found
-        self.trouble.pop(zone, None)
+            if listed is not None:
+                placements[name] = listed
+        self.errors.pop(zone, None)
         self._failures.pop(zone, None)
-        poll, known = ZonePoll(zone, began, listed, unsure), self._newest.get(zone)
-        # Of two polls under way at once, the one that began last is newer, whichever ends last.
-        if known is None or known.at <= began:
+        poll, newest = ZonePoll(zone, began_at, placements, unknown), self._newest.get(zone)
+        # Of two concurrent polls, the one that began last is newer, whichever ends last.
+        if newest is None or newest.at <= began_at:
             self._newest[zone] = poll
         return poll
 
     def newest(self, zone: str) -> ZonePoll | None:
-        """The newest successful poll of a zone."""
+        """Return the newest successful poll of a zone."""
         return self._newest.get(zone)
 
-    def listed(self, held: Placement) -> ListedPlacement | None:
-        """A placement as last listed, None where it was not."""
-        poll = self._newest.get(held.zone)
-        return poll.placements.get(held.name) if poll else None
+    def listed(self, placement: Placement) -> ListedPlacement | None:
+        """Return a placement as last listed; None if it was not."""
+        poll = self._newest.get(placement.zone)
+        return poll.placements.get(placement.name) if poll else None
 
-    def asked_for(self, held: Placement) -> None:
-        """Note that the cloud accepted the request for a slice: polls from now on show it."""
-        self._asked[held.name] = self.clock()
-        self.soon(held.zone)
+    def request_accepted(self, placement: Placement) -> None:
+        """Record that the cloud accepted a request. Polls that begin from now on show it."""
+        self._accepted_at[placement.name] = self.clock()
+        self.poll_soon(placement.zone)
 
     def forget(self, name: str) -> None:
-        """Forget the slice of that name, which is gone."""
-        self._asked.pop(name, None)
+        """Forget a placement that is gone."""
+        self._accepted_at.pop(name, None)
 
-    def of(self, held: Placement) -> Sighting | None:
-        """What the newest poll says about a slice; None where it says nothing.
+    def observation(self, placement: Placement) -> PlacementObservation | None:
+        """Return a placement as the newest poll shows it; None if the poll is not conclusive.
 
-        A poll that began before the slice was requested would call it gone. A poll that is unsure
-        about the slice says nothing either.
+        A poll that began before the request would report the placement as gone. In other polls the
+        lookup of the placement failed.
         """
-        poll = self._newest.get(held.zone)
-        if poll is None or poll.at <= self._asked.get(held.name, 0.0) or held.name in poll.unsure:
+        poll, name = self._newest.get(placement.zone), placement.name
+        if poll is None or poll.at <= self._accepted_at.get(name, 0.0) or name in poll.unknown:
             return None
-        return Sighting(poll.at, poll.placements.get(held.name))
+        return PlacementObservation(poll.at, poll.placements.get(name))

@@ -1,4 +1,10 @@
-"""What the hosts of an attempt run, from the record of the job."""
+"""The program that the hosts of an attempt run, built from the record of the job."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from drumline.hosts.bundled_package import Use
 from drumline.hosts.environment import (
@@ -8,17 +14,25 @@ from drumline.hosts.environment import (
     run_wrap,
     setup_step,
 )
-from drumline.hosts.packing.rules import RULES, CodeError
+from drumline.hosts.packing.rules import RULES, CodeError, left_out_json, left_out_line
 from drumline.hosts.values import Program, Step
-from drumline.jobs.billing.costs import per_hour
-from drumline.jobs.core.state import Event, Job, Placement
+from drumline.jobs.billing import price_per_hour
+from drumline.jobs.core.state import Decision, Event, Job, Placement
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Record
-from drumline.jobs.store.specs import PythonChoice, StoredSpec
+from drumline.jobs.store.specs import PythonSource, StoredSpec
+
+log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from drumline.hosts.code import Archive
+
+ChangeJob = Callable[[str, Callable[[Record], Decision | None], StoredSpec | None], object]
+"""The type of `Supervisor.change`."""
 
 
-def program_of(record: Record, attempt: int, held: Placement, folders: Folders) -> Program:
-    """Everything the hosts of `held` need for this attempt."""
+def build_program(record: Record, attempt: int, placement: Placement, folders: Folders) -> Program:
+    """Return everything that the hosts of a placement need for an attempt."""
     spec = record.spec
     job_id = record.job.id
     archive = spec.archive
@@ -33,11 +47,12 @@ def program_of(record: Record, attempt: int, held: Placement, folders: Folders) 
     steps: tuple[Step, ...] = (*mount_steps(spec.mounts), *python_steps(python, job_id))
     if spec.setup:
         steps += (setup_step(python, job_id, spec.setup),)
+    current = record.job.attempt
     return Program(
         job_id=job_id,
         name=record.name,
         attempt=attempt,
-        accelerator=held.accelerator,
+        accelerator=placement.accelerator,
         archive=folders.code / f"{sha}.tar.gz" if sha else None,
         archive_sha=sha,
         steps=steps,
@@ -47,75 +62,116 @@ def program_of(record: Record, attempt: int, held: Placement, folders: Folders) 
         hosts=None if spec.hosts == "all" else spec.hosts,
         checkpoint=spec.checkpoints_of(job_id),
         owner=record.job.owner,
-        fence=_fence_of(record, attempt),
+        fence=current.fence if current and current.number == attempt else 0,
         wrap=run_wrap(python, job_id, spec.mounts),
     )
 
 
-def _fence_of(record: Record, attempt: int) -> int:
-    under_way = record.job.attempt
-    return under_way.fence if under_way and under_way.number == attempt else 0
+def _python(source: PythonSource, bundled: Use) -> PythonEnvironment:
+    requirements = source.requirements
+    return PythonEnvironment(
+        kind=source.kind,
+        version=source.version,
+        requirements=requirements if isinstance(requirements, tuple) else None,
+        requirements_file=requirements if isinstance(requirements, str) else None,
+        image=source.image,
+        drumline=bundled,
+    )
 
 
-def detailed_events(events: tuple[Event, ...], job: Job, spec: StoredSpec) -> tuple[Event, ...]:
-    """The events, with code, set-up and command from the job file where the hosts start."""
-    held = job.placement
-    first_on_slice = job.attempt and held and job.attempt.started_at <= held.asked_at
+# --- Events -----------------------------------------------------------------------------------
+
+
+def add_event_details(events: tuple[Event, ...], job: Job, spec: StoredSpec) -> tuple[Event, ...]:
+    """Return the events with the code, set-up and command of the job, and the cost of slices."""
+    placement = job.placement
+    hosts = placement.hosts if placement else 0
+    host_count = "1 host" if hosts == 1 else f"{hosts} hosts"
+    new_slice = job.attempt and placement and job.attempt.started_at <= placement.asked_at
     detailed: list[Event] = []
-    count = "1 host" if held and held.hosts == 1 else f"{held.hosts if held else 0} hosts"
     for event in events:
         if event.kind == "code":
-            detailed += _code_events(spec, count) if first_on_slice else ()
-            continue
-        if event.kind == "parked":
+            detailed += _code_events(spec, host_count) if new_slice else []
+        elif event.kind == "parked":
             detailed.append(_with_cost(event, job, spec))
-            continue
-        if event.kind != "run":
+        elif event.kind == "run":
+            detailed += _setup_events(spec, host_count) if new_slice else []
+            command = spec.run.strip().splitlines()
+            more = f" … ({len(command)} lines)" if len(command) > 1 else ""
+            detailed.append(Event("run", command[0] + more))
+        else:
             detailed.append(event)
-            continue
-        if first_on_slice:
-            detailed += _setup_events(spec, count)
-        command = spec.run.strip().splitlines()
-        more = f" … ({len(command)} lines)" if len(command) > 1 else ""
-        detailed.append(Event("run", command[0] + more))
     return tuple(detailed)
 
 
 def _with_cost(event: Event, job: Job, spec: StoredSpec) -> Event:
-    """What the slices that are parked now cost together, where that is known."""
-    rates = [per_hour(each.accelerator, each.zone, spec.capacity) for each in job.parked]
+    """Add the cost of all slices that are held back now, if it is known."""
+    rates = [price_per_hour(p.accelerator, p.zone, spec.capacity) for p in job.parked]
     total = sum(rate or 0.0 for rate in rates)
     cost = f"; {len(rates)} parked cost about ${total:,.2f} an hour" if total else ""
     return Event(event.kind, event.text + cost)
 
 
-def _code_events(spec: StoredSpec, count: str) -> list[Event]:
-    """What was sent to the hosts of a fresh slice."""
+def _code_events(spec: StoredSpec, host_count: str) -> list[Event]:
     archive = spec.archive
     if archive is None:
         return []
     files = "1 file" if archive.files == 1 else f"{archive.files} files"
     size = max(1, round(archive.bytes / 1000))
-    return [Event("code", f"{files}, {size:,} kB → {count}")]
+    return [Event("code", f"{files}, {size:,} kB → {host_count}")]
 
 
-def _setup_events(spec: StoredSpec, count: str) -> list[Event]:
-    """What was done on the hosts of a fresh slice between the code and the program."""
-    done = [*spec.mounts]
+def _setup_events(spec: StoredSpec, host_count: str) -> list[Event]:
+    parts = [*spec.mounts]
     if spec.python.kind != "system":
-        done.append(spec.python.kind)
+        parts.append(spec.python.kind)
     if spec.setup:
-        done.append("setup")
-    return [Event("setup", f"{', '.join(done)} on {count}")] if done else []
+        parts.append("setup")
+    return [Event("setup", f"{', '.join(parts)} on {host_count}")] if parts else []
 
 
-def _python(given: PythonChoice, drumline: Use) -> PythonEnvironment:
-    wanted = given.requirements
-    return PythonEnvironment(
-        kind=given.kind,
-        version=given.version,
-        requirements=wanted if isinstance(wanted, tuple) else None,
-        requirements_file=wanted if isinstance(wanted, str) else None,
-        image=given.image,
-        drumline=drumline,
-    )
+# --- Archives of older versions ---------------------------------------------------------------
+
+
+async def repack_old_archives(
+    records: Mapping[str, Record], folder: Path, change_job: ChangeJob
+) -> None:
+    """Repack the archives of these jobs that an older version packed.
+
+    They may hold keys and secrets. Files that today's packing rules leave out are not in the new
+    archive. An archive that cannot be read is kept, and `build_program` refuses to send it.
+    """
+    for job_id, record in list(records.items()):
+        packed = record.spec.archive
+        if packed is None or packed.rules >= RULES:
+            continue
+        from drumline.hosts.packing.repack import repack
+
+        try:
+            repacked = await asyncio.to_thread(repack, folder / f"{packed.sha}.tar.gz")
+        except (CodeError, OSError) as error:
+            log.warning("the code of job %s: %s", job_id, error)
+            continue
+        current = records.get(job_id)
+        # A resume may have packed the code again in the meantime.
+        if current is not None and current.spec.archive == packed:
+            try:
+                _save_archive(current, repacked, change_job)
+            except Exception:  # the disk may be full; the other jobs are not affected
+                log.exception("the code of job %s could not be recorded", job_id)
+
+
+def _save_archive(record: Record, repacked: "Archive | None", change_job: ChangeJob) -> None:
+    """Save the new archive of a job, and the files that it leaves out."""
+    left_out = left_out_json(repacked.left_out if repacked else ())
+    archive: dict[str, Any] = {**record.spec.document["archive"], "rules": RULES, **left_out}
+    events: tuple[Event, ...] = ()
+    if repacked is not None:
+        archive |= {
+            "sha": repacked.sha256,
+            "files": repacked.files,
+            "bytes": repacked.bytes,
+        }
+        events = (Event("warning", f"code of an older version: {left_out_line(left_out)}"),)
+    spec = StoredSpec.from_json({**record.spec.document, "archive": archive})
+    change_job(record.job.id, lambda current: Decision(current.job, events=events), spec)

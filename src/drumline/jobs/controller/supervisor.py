@@ -1,8 +1,8 @@
 """The reconcile loop: observe → decide → save → act.
 
-Each zone is polled with two list calls, however many jobs there are; each host is heard through
-its open connection. A poll that fails changes nothing but the age of what is known. Everything
-slow runs in tasks of its own, one per slice and purpose, and wakes the loop when done.
+Each zone is polled with two list calls, however many jobs there are. Each host reports over its
+open connection. A poll that fails changes nothing. Every slow action runs in a background task, one
+for each slice and purpose, and wakes the loop when it ends.
 """
 
 import asyncio
@@ -15,54 +15,53 @@ from functools import partial
 from drumline.clock import SteadyClock
 from drumline.cloud.protocol import Cloud
 from drumline.jobs.config import Config
-from drumline.jobs.controller.actions import Actions, Budget
-from drumline.jobs.controller.availability import Availability, Zones
 from drumline.jobs.controller.heartbeats import Heartbeats
-from drumline.jobs.controller.memory import HostMemory
-from drumline.jobs.controller.old_archives import make_safe
+from drumline.jobs.controller.host_history import HealthMonitor, HealthSource, HostHistory
 from drumline.jobs.controller.polling import ZonePolls
-from drumline.jobs.controller.program import detailed_events
-from drumline.jobs.controller.slices.driving import Driving
-from drumline.jobs.controller.slices.releases import Releases
-from drumline.jobs.controller.slices.requests import Requests
-from drumline.jobs.controller.slices.sessions import Sessions
-from drumline.jobs.controller.slices.strays import Owners, Strays
-from drumline.jobs.controller.witness import Hearing, Witness
-from drumline.jobs.controller.zone_watch import ZoneWatch
+from drumline.jobs.controller.program import add_event_details, repack_old_archives
+from drumline.jobs.controller.sessions import AttemptRunner, Sessions
+from drumline.jobs.controller.slices import (
+    DatabaseIds,
+    OrphanedSlices,
+    Releases,
+    SliceRequests,
+    ZoneWatch,
+)
+from drumline.jobs.controller.tasks import BackgroundTasks, RateLimit
 from drumline.jobs.core import lifecycle
-from drumline.jobs.core.causes import failing
+from drumline.jobs.core.availability import Availability, Zones
+from drumline.jobs.core.causes import has_failed
 from drumline.jobs.core.state import (
-    Choice,
+    Candidate,
     Decision,
     Effect,
     EffectKind,
     Job,
+    Observations,
     Outcome,
     Placement,
     PlacementPhase,
-    Seen,
 )
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
-from drumline.jobs.store.records import Record, Store, Unreadable
+from drumline.jobs.store.records import Record, Store, UnreadableJobError
 from drumline.jobs.store.specs import StoredSpec
-from drumline.observed.hosts import HostReport
+from drumline.observed import HostReport
 
 log = logging.getLogger(__name__)
 
 FIRST_PRUNE, PRUNE_SECONDS = 60.0, 3600.0
-"""Seconds from the start to the first pruning, and between two: growth takes weeks to matter."""
+"""Seconds from the start to the first pruning, and between two. Growth takes weeks to matter."""
 JOBS_PER_BATCH = 100
-"""Jobs that are decided on before the event loop may serve callers."""
+"""Jobs to decide on before the event loop may serve callers."""
 ROUND_PAUSE = 0.02
-"""The least seconds between two rounds, so that a burst of news is one round and not many."""
+"""The shortest pause between two rounds, so that a burst of changes causes one round."""
 
-
-Standing = tuple[Job, Zones, bool, bool]
+DecisionInputs = tuple[Job, Zones, bool, bool]
 
 
 class Supervisor:
-    """Keeps every job moving until it is closed."""
+    """Moves every job forward until it is closed."""
 
     def __init__(
         self,
@@ -72,163 +71,165 @@ class Supervisor:
         public_key: str,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        witness: Witness | None = None,
+        health_source: HealthSource | None = None,
     ) -> None:
-        """Take up every job as the store has it.
+        """Take over every job in the store.
 
-        Order and duration come from the `monotonic` clock; `wall` gives the times that are shown.
-        What the `witness` says of hosts is held against them.
+        The `monotonic` clock gives order and durations, and `wall` the times for display. Hosts
+        that the `health_source` reports become suspect.
         """
         clock = SteadyClock(wall, monotonic)
         self.store = store
         self.config = config
         self.folders = Folders(config.home)
         self.records: dict[str, Record] = {
-            r.job.id: replace(r, job=lifecycle.clamped(r.job, clock())) for r in store.living()
+            r.job.id: replace(r, job=lifecycle.clamp_times(r.job, clock())) for r in store.living()
         }
-        """Jobs that have not ended or hold a slice; the others are in the store alone."""
-        living = {job_id for job_id, r in self.records.items() if not r.job.status.ended}
-        self.folders.forget_other_secrets(living)
+        """Jobs that have not ended or hold slices. All others are only in the store."""
+        active = {job_id for job_id, r in self.records.items() if not r.job.status.ended}
+        self.folders.forget_other_secrets(active)
         remove_drafts(self.folders.code)
         self.cloud = cloud
-        self.polls = ZonePolls(cloud, config.look_seconds, clock)
+        self.polls = ZonePolls(cloud, config.poll_seconds, clock)
         self.heartbeats = Heartbeats(store, self.folders, clock)
         self.changed = asyncio.Condition()
-        self.actions = Actions(clock, self.wake)
+        self.tasks = BackgroundTasks(clock, on_end=self.wake)
         self._clock = clock
         self._wall = wall
-        budget = Budget(config.asks_a_minute, clock)
-        self._requests = Requests(cloud, store.owner, public_key, budget)
-        self._availability = Availability(config.zone_rest_scale, clock)
-        self._waiting: dict[str, Standing] = {}
-        """What the last decision on each job without a slice was based on."""
-        self.memory = HostMemory(store.hosts, wall)
-        self.sessions = Sessions(cloud, config, self.folders, self.memory, clock)
-        self._hearing = witness and Hearing(
-            witness, self.records, self.sessions, self.memory, clock
+        limit = RateLimit(config.requests_per_minute, clock)
+        self._requests = SliceRequests(cloud, store.owner, public_key, limit)
+        self._availability = Availability(config.zone_backoff_scale, clock)
+        self._last_inputs: dict[str, DecisionInputs] = {}
+        """The inputs of the last decision on each job without a placement."""
+        self.host_history = HostHistory(store.hosts, wall)
+        self.sessions = Sessions(cloud, config, self.folders, self.host_history, clock)
+        self._health_monitor = health_source and HealthMonitor(
+            health_source, self.records, self.sessions.reports, self.host_history, clock
         )
-        self.driving = Driving(
-            self.records, self.sessions, self.polls, self.actions, self.folders, config,
-            heard=self._listen_to, wake=self.wake,
+        self._attempt_runner = AttemptRunner(
+            self.records, self.sessions, self.polls, self.tasks, self.folders, config,
+            on_reports=self._update_metrics, wake=self.wake,
         )  # fmt: skip
         self._wake = asyncio.Event()
         self._prune_at = clock() + FIRST_PRUNE
         self.releases = Releases(
             store, cloud, self.polls, self.folders, wall, checkpoints_of=self._checkpoints_of
         )
-        self._owners = owners = Owners(self.folders.owners)
-        self.strays = Strays(store.owner, owners, store.last_number())
+        self._databases = databases = DatabaseIds(self.folders.owners)
+        self.orphans = OrphanedSlices(store.owner, databases, store.last_number())
         self.zones = ZoneWatch(
-            store, self.polls, self.releases, self.strays,
-            zones=config.zones, held=self._held, clock=clock,
+            store, self.polls, self.releases, self.orphans,
+            zones=config.zones, placements=self._placements, clock=clock,
         )  # fmt: skip
-        # No job number is used twice in a home, not even by a new database or an older copy: logs
-        # are kept by number, and a host that knows a job's attempt takes it for started.
-        store.skip_to(max(owners.last_jobs.values(), default=0))
-        # Nor is a fencing number, or a folder would refuse the attempts of an older copy.
-        store.skip_fence_to(owners.last_fence)
-        owners.remember(store.owner, store.last_number(), store.zones_used())
+        # A home never uses a job number twice, even with a new database or an older copy: logs are
+        # stored by number, and a host that knows a job's attempt assumes that it has started.
+        store.skip_to(max(databases.last_jobs.values(), default=0))
+        # The same holds for fencing numbers: a folder would refuse the attempts of an older copy.
+        store.skip_fence_to(databases.last_fence)
+        databases.update(store.owner, store.last_number(), store.zones_used())
 
-    # --- the loop ---------------------------------------------------------------------------
+    # --- The loop ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Go on until cancelled. What goes wrong with one step or job does not touch the others."""
-        await make_safe(self.records, self.folders.code, self.change)
+        """Run rounds until cancelled. An error in one step or job does not affect the others."""
+        await repack_old_archives(self.records, self.folders.code, self.change)
         while True:
             self._wake.clear()
-            began, attempt = self._clock(), self.actions.attempt
-            if self.actions.unwritable:
-                attempt("writing", self._try_to_write)
-            attempt("reading what is to go", partial(self.releases.begin_round, began))
-            attempt("polling zones", partial(self.zones.start_polls, self.actions))
-            attempt("releasing slices", self._release_slices)
-            attempt("pruning", self._prune)
-            if self._hearing:
-                attempt("hearing", partial(self._hearing.ask_if_due, self.actions))
-            attempt("writing what programs told", self.heartbeats.write)
+            began_at, run_now = self._clock(), self.tasks.run_now
+            if self.tasks.disk_error:
+                run_now("writing", self._try_to_write)
+            run_now("reading releases", partial(self.releases.begin_round, began_at))
+            run_now("polling zones", partial(self.zones.start_polls, self.tasks))
+            run_now("releasing slices", self._release_slices)
+            run_now("pruning", self._prune)
+            if self._health_monitor:
+                run_now("health", partial(self._health_monitor.start_if_due, self.tasks))
+            run_now("writing metrics", self.heartbeats.save)
             self._availability.begin_round(record.job for record in self.records.values())
             for number, job_id in enumerate(list(self.records)):
-                attempt(f"deciding {job_id}", partial(self._settle, job_id), job_id)
+                run_now(f"deciding {job_id}", partial(self._decide_on, job_id), job_id)
                 if number % JOBS_PER_BATCH == JOBS_PER_BATCH - 1:
                     await asyncio.sleep(0)
             async with self.changed:
                 self.changed.notify_all()
-            await self._wait(began)
+            await self._wait(began_at)
 
     def _try_to_write(self) -> None:
         self.store.check_writable()
-        self.memory.write()
-        self.actions.writable_again()
+        self.host_history.save_unsaved()
+        self.tasks.disk_recovered()
 
-    async def _wait(self, began: float) -> None:
-        """Wait until there is news or something is due, after a round that began at that time."""
+    async def _wait(self, began_at: float) -> None:
+        """Wait until something changes or is due, after a round that began at that time."""
         await asyncio.sleep(ROUND_PAUSE)
-        waits = (self.polls.next_due(), self.actions.next_try())
+        waits = (self.polls.next_due(), self.tasks.next_retry())
         planned = max(0.01, min(wait for wait in waits if wait is not None))
-        # Not wait_for, which in Python 3.11 swallows a cancellation that comes with the news.
+        # wait_for of Python 3.11 swallows a cancellation that comes at the same time as the event.
         try:
             async with asyncio.timeout(planned):
                 await self._wake.wait()
         except TimeoutError:
             pass
-        overslept = self._clock() - began - planned
-        if overslept > self.config.patience.silence / 4:
-            # We could not listen: the machine slept, or was too busy. No host was silent meanwhile.
-            log.info("nothing was heard for %.0f s, by no fault of the hosts", overslept)
-            self.sessions.listen_again()
+        overslept = self._clock() - began_at - planned
+        if overslept > self.config.timeouts.silence / 4:
+            # The machine slept or was too busy to listen, so silence of the hosts means nothing.
+            log.info("this server did not run for %.0f s; host timeouts start again", overslept)
+            self.sessions.restart_listening()
 
     async def close(self) -> None:
-        """Close everything; programs and slices go on without us."""
-        await self.actions.close()
+        """Close everything. Programs and slices continue without the server."""
+        await self.tasks.close()
         await self.sessions.close()
         await self.cloud.close()
-        self.heartbeats.write(everything=True)
+        self.heartbeats.save(everything=True)
 
     def busy(self) -> bool:
-        """Whether anything needs us: a job that has not ended, a slice held or to be deleted."""
-        living = (not r.job.status.ended or r.job.placement for r in self.records.values())
-        return any(living) or bool(self.store.releasing())
+        """Return True if a job has not ended, or a slice is held or being deleted."""
+        active = (not r.job.status.ended or r.job.placement for r in self.records.values())
+        return any(active) or bool(self.store.releasing())
 
     def wake(self) -> None:
         """Start the next round now, because something changed."""
         self._wake.set()
 
     def _prune(self) -> None:
-        """Prune the store now and then; not at the start, which should be quick."""
+        """Prune the store now and then, but not at the start, which should be fast."""
         now = self._clock()
         if now < self._prune_at:
             return
         self._prune_at = now + PRUNE_SECONDS
         archives = [record.spec.archive for record in self.records.values()]
         prune_code(self.folders.code, {packed.sha for packed in archives if packed}, self._wall())
-        self.actions.start("prune", partial(prune_rows, self.store, self._wall()))
-        self.memory.prune()
+        self.tasks.start("prune", partial(prune_rows, self.store, self._wall()))
+        self.host_history.prune()
 
-    # --- observe ----------------------------------------------------------------------------
+    # --- Observe ----------------------------------------------------------------------------
 
-    def _held(self) -> Iterator[Placement]:
+    def _placements(self) -> Iterator[Placement]:
         for record in self.records.values():
             if record.job.placement is not None:
                 yield record.job.placement
             yield from record.job.parked
 
-    def _seen(self, job: Job, reports: tuple[HostReport, ...]) -> Seen:
-        waits = job.placement is None or job.placement.phase is not PlacementPhase.READY
-        return Seen(
-            sighting=self.polls.of(job.placement) if job.placement else None,
-            hosts=reports,
+    def _observe(self, job: Job, reports: tuple[HostReport, ...]) -> Observations:
+        placement = job.placement
+        waits = placement is None or placement.phase is not PlacementPhase.READY
+        failed = any(map(has_failed, reports))
+        return Observations(
+            placement=self.polls.observation(placement) if placement else None,
+            reports=reports,
             listening_since=self.sessions.listening_since(job),
             zones=self._availability.zones(job.choices) if waits else {},
-            old_slice_alive=job.placement is None and self._old_slice_may_run(job),
+            old_program_may_run=placement is None and self._old_program_may_run(job),
             stopped=self.sessions.stopped(job),
             steps=self.heartbeats.steps(job.id, job.attempt.number) if job.attempt else None,
-            mass_event=self.memory.mass_event() if any(map(failing, reports)) else "",
+            mass_failure=self.host_history.mass_failure_message() if failed else "",
         )
 
-    def _standing(self, job: Job) -> Standing | None:
-        """All that `decide` depends on for a job without a slice; None for the others.
+    def _decision_inputs(self, job: Job) -> DecisionInputs | None:
+        """Return everything that `decide` reads for a job without a placement; None for others.
 
-        If it is equal to that of the last decision there is nothing to decide, which holds for
+        If it equals the inputs of the last decision, there is nothing to decide. This holds for
         most of a thousand waiting jobs in every round.
         """
         if job.placement is not None:
@@ -236,125 +237,128 @@ class Supervisor:
         return (
             job,
             self._availability.zones(job.choices),
-            self._old_slice_may_run(job),
+            self._old_program_may_run(job),
             self._clock() >= job.not_before,
         )
 
-    def _old_slice_may_run(self, job: Job) -> bool:
+    def _old_program_may_run(self, job: Job) -> bool:
         """Return True if an earlier program may still write to the job's checkpoints."""
         folder = self.records[job.id].spec.checkpoints_of(job.id)
         return self.releases.may_still_run(job.id, folder)
 
     def _checkpoints_of(self, job_id: str) -> str | None:
-        """The checkpoint folder of a job; None if it has none, or if the job is not known."""
+        """Return the checkpoint folder of a job; None if it has none, or is not known."""
         try:
             record = self.record(job_id) if job_id.isdigit() else None
-        except Unreadable:
+        except UnreadableJobError:
             return None
         return record.spec.checkpoints_of(job_id) if record else None
 
-    def _listen_to(self, job: Job, reports: tuple[HostReport, ...]) -> None:
+    def _update_metrics(self, job: Job, reports: tuple[HostReport, ...]) -> None:
         """Take in the metrics that the program reports."""
         if job.attempt is not None and reports:
             pattern = self.records[job.id].spec.progress
-            self.heartbeats.listen(job.id, job.attempt.number, reports, pattern)
+            self.heartbeats.update(job.id, job.attempt.number, reports, pattern)
 
     def kept_for(self, job: Job) -> float | None:
-        """Seconds until the slice that a cancelled job keeps is released; None if it has none."""
+        """Return the seconds until a cancelled job's slices are released; None without any."""
         if job.placement is None or job.kept_until is None or not job.status.ended:
             return None
         return max(0.0, job.kept_until - self._clock())
 
-    # --- decide -----------------------------------------------------------------------------
+    # --- Decide -----------------------------------------------------------------------------
 
-    def _settle(self, job_id: str) -> None:
+    def _decide_on(self, job_id: str) -> None:
         record = self.records.get(job_id)
         if record is None:
-            return  # it was deleted while others were decided on
+            return  # deleted during this round
         job = record.job
-        standing = self._standing(job)
-        if standing is not None and standing == self._waiting.get(job_id):
+        inputs = self._decision_inputs(job)
+        if inputs is not None and inputs == self._last_inputs.get(job_id):
             return
         reports = self.sessions.reports(job)
-        self._listen_to(job, reports)
-        seen = self._seen(job, reports)
-        decision = lifecycle.decide(job, seen, self._clock(), self.config.patience)
-        asked = decision.job.placement
-        if asked is not None and asked.phase is PlacementPhase.ASKING and job.placement is None:
-            self._availability.requested(Choice(asked.accelerator, asked.zone))
+        self._update_metrics(job, reports)
+        observations = self._observe(job, reports)
+        decision = lifecycle.decide(job, observations, self._clock(), self.config.timeouts)
+        placement = decision.job.placement
+        if (
+            placement is not None
+            and placement.phase is PlacementPhase.REQUESTING
+            and job.placement is None
+        ):
+            self._availability.record_request(_candidate(placement))
         self.apply(job, decision)
-        if standing is not None and job_id in self.records:
-            self._waiting[job_id] = standing
+        if inputs is not None and job_id in self.records:
+            self._last_inputs[job_id] = inputs
 
     def record(self, job_id: str) -> Record | None:
-        """The current record of a job, ended or not; None where no job has that id."""
+        """Return the current record of a job, ended or not; None if there is no such job."""
         return self.records.get(job_id) or self.store.record(job_id)
 
-    def take_in(self, record: Record) -> None:
+    def add(self, record: Record) -> None:
         """Supervise a new job from now on."""
         self.records[record.job.id] = record
-        self.strays.gave(record.job.id)
+        self.orphans.record_job(record.job.id)
         self.wake()
 
     def forget(self, job_id: str) -> None:
-        """Drop a job that stays as it is until a user acts; the store keeps its record."""
+        """Drop a job that stays as it is until a user acts. The store keeps its record."""
         self.records.pop(job_id, None)
-        self._waiting.pop(job_id, None)
-        self.actions.forget(job_id)
+        self._last_inputs.pop(job_id, None)
+        self.tasks.forget(job_id)
         self.heartbeats.forget(job_id)
 
     def change(
         self,
         job_id: str,
-        decided: Callable[[Record], Decision | None],
+        decide: Callable[[Record], Decision | None],
         spec: StoredSpec | None = None,
     ) -> Record | None:
-        """Change a job; the only way to do so. `decided` is given its current record.
+        """Change a job, which is only possible here. Return its record afterwards.
 
-        Nothing is awaited between reading and writing, so do slow work before, and let `decided`
-        check again what it relies on. If it returns None the job stays as it is; a `spec` is
-        saved along with its decision. Returns the record afterwards, None where there is no such
-        job.
+        `decide` gets the current record. If it returns None, the job stays as it is. A `spec` is
+        saved together with the decision. Nothing is awaited between reading and writing, so do slow
+        work before, and let `decide` check its assumptions again.
         """
         record = self.record(job_id)
         if record is None:
             return None
-        decision = decided(record)
+        decision = decide(record)
         if decision is not None:
             self.records[job_id] = record
             self.apply(record.job, decision, spec)
         return self.record(job_id)
 
     def apply(self, before: Job, decision: Decision, spec: StoredSpec | None = None) -> None:
-        """Save a decision, then do what follows from it."""
+        """Save a decision, then act on it."""
         job = decision.job
         if job.status.ended and not before.status.ended:
             job = replace(job, ended_at=self._wall())
         attempt = job.attempt
         if attempt is not None and not attempt.fence:
             fence = self.store.next_fence()
-            self._owners.remember(self.store.owner, fence=fence)
+            self._databases.update(self.store.owner, fence=fence)
             job = replace(job, attempt=replace(attempt, fence=fence))
         decision = replace(decision, job=job)
         record = self.records[job.id]
         changed = job is not before and job != before
-        # Why a job waits is only shown. A thousand jobs that wait for a zone change it together,
-        # and after a crash the first round sets it again: no reason for a thousand writes.
-        only_told = changed and replace(before, reason=job.reason) == job
-        if (changed and not only_told) or decision.events or decision.ended or spec is not None:
-            events = detailed_events(decision.events, job, record.spec)
+        # The reason why a job waits is only displayed. A thousand jobs that wait for a zone change
+        # it together, and the first round after a crash sets it again, so it is not saved.
+        only_reason = changed and replace(before, reason=job.reason) == job
+        if (changed and not only_reason) or decision.events or decision.ended or spec is not None:
+            events = add_event_details(decision.events, job, record.spec)
             detailed = replace(decision, events=events)
             self.store.save(detailed, self._wall(), self.sessions.reports(before), spec)
             self.wake()
         if changed or spec is not None:
-            given = record.spec if spec is None else spec
-            name = given.name or record.name
-            self.records[job.id] = replace(record, job=job, spec=given, name=name)
-        self._remember(before, decision)
-        if _left_its_slice(before, job):
-            self._end_session(job.id, before.attempt.number if before.attempt else 0)
+            new_spec = record.spec if spec is None else spec
+            name = new_spec.name or record.name
+            self.records[job.id] = replace(record, job=job, spec=new_spec, name=name)
+        self._update_host_history(before, decision)
+        if _lost_its_slices(before, job):
+            self._close_session(job.id, before.attempt.number if before.attempt else 0)
         for ended in decision.ended:
-            self._end_session(job.id, ended.attempt.number)
+            self._close_session(job.id, ended.attempt.number)
             self.heartbeats.end(job.id, ended.attempt.number)
         if job.status.ended and not before.status.ended:
             self.folders.forget_secrets(job.id)
@@ -363,87 +367,86 @@ class Supervisor:
             and job.placement.phase is PlacementPhase.READY
             and before.placement != job.placement
         ):
-            self._availability.filled(Choice(job.placement.accelerator, job.placement.zone))
+            self._availability.record_grant(_candidate(job.placement))
         for effect in decision.effects:
             self._act(job, effect)
         if job.status.ended and job.placement is None:
             self.forget(job.id)
 
-    def _remember(self, before: Job, decision: Decision) -> None:
-        """Hold against a host what it did, and in its favour what it passed."""
-        held, after = before.placement, decision.job.placement
-        if held is None:
+    def _update_host_history(self, before: Job, decision: Decision) -> None:
+        """Record evidence against hosts that failed, and the burn-ins that hosts passed."""
+        placement, after = before.placement, decision.job.placement
+        if placement is None:
             return
         reports = self.sessions.reports(before)
-        told = {report.index: report.identity for report in reports}
+        identities = {report.index: report.identity for report in reports}
         for ended in decision.ended:
             cause = ended.cause
             if ended.outcome is Outcome.BAD_HOST and cause is not None and cause.proof:
-                who = told.get(cause.host, {})
-                self.memory.accuse(cause, who, held, before.id, ended.attempt.number)
-        if held.proved or (after is not None and not after.proved):
+                identity = identities.get(cause.host, {})
+                self.host_history.record_failure(
+                    cause, identity, placement, before.id, ended.attempt.number
+                )
+        if placement.proved or (after is not None and not after.proved):
             return
         for report in reports:
-            if report.examined == "pass":
-                text = f"passed the burn-in of job {before.id}"
-                self.memory.passed(report.index, report.identity, held, before.id, text)
+            if report.burn_in == "pass":
+                self.host_history.record_pass(report.index, report.identity, placement, before.id)
 
-    def _end_session(self, job_id: str, attempt: int) -> None:
+    def _close_session(self, job_id: str, attempt: int) -> None:
         session = self.sessions.end((job_id, attempt))
         if session is not None:
-            self.actions.start(f"close {job_id}/{attempt}", session.close)
+            self.tasks.start(f"close {job_id}/{attempt}", session.close)
 
-    # --- act --------------------------------------------------------------------------------
+    # --- Act --------------------------------------------------------------------------------
 
     def _act(self, job: Job, effect: Effect) -> None:
-        held = effect.placement
+        placement = effect.placement
         match effect.kind:
-            case EffectKind.ASK:
-                key = f"ask {held.name}"
-                if self.actions.may_start(key) and self._requests.may_ask():
-                    self.actions.start(key, lambda: self._ask(job.id, held), job.id)
-            case EffectKind.DRIVE:
-                self.driving.go_on(job, held)
+            case EffectKind.REQUEST:
+                key = f"ask {placement.name}"
+                if self.tasks.may_start(key) and self._requests.take_request():
+                    self.tasks.start(key, lambda: self._request(job.id, placement), job.id)
+            case EffectKind.RUN:
+                self._attempt_runner.run(job, placement)
             case EffectKind.STOP:
-                self.driving.stop_soon(job, held)
-            case EffectKind.POLL:
-                self.polls.soon(held.zone)
-            case EffectKind.SHORT:
-                self._availability.short(Choice(held.accelerator, held.zone), effect.why)
-            case EffectKind.RELEASE:
-                self.polls.soon(held.zone)
+                self._attempt_runner.stop(job, placement)
+            case EffectKind.NO_CAPACITY:
+                self._availability.record_shortage(_candidate(placement), effect.reason)
+            case EffectKind.POLL | EffectKind.RELEASE:
+                self.polls.poll_soon(placement.zone)
 
-    async def _ask(self, job_id: str, held: Placement) -> None:
+    async def _request(self, job_id: str, placement: Placement) -> None:
         record = self.records.get(job_id)
         if record is None:
             return
-        refusal = await self._requests.ask(record, held)
-        if refusal is not None:
+        refusal = await self._requests.request(record, placement)
+        if refusal is None:
+            self.polls.request_accepted(placement)
 
-            def refused(record: Record) -> Decision | None:
-                if record.job.placement != held:
-                    return None
-                now, patience = self._clock(), self.config.patience
-                return lifecycle.refused(record.job, refusal, now, patience)
+        def decide(record: Record) -> Decision | None:
+            if record.job.placement != placement:
+                return None
+            if refusal is None:
+                return Decision(lifecycle.request_accepted(record.job))
+            now, timeouts = self._clock(), self.config.timeouts
+            return lifecycle.request_refused(record.job, refusal, now, timeouts)
 
-            self.change(job_id, refused)
-            return
-        self.polls.asked_for(held)
-
-        def asked(record: Record) -> Decision | None:
-            return Decision(lifecycle.asked(record.job)) if record.job.placement == held else None
-
-        self.change(job_id, asked)
+        self.change(job_id, decide)
 
     def _release_slices(self) -> None:
-        asking = self.actions.under_way("ask ")
-        for row in self.releases.due(self._clock(), asking):
-            self.actions.start(f"release {row.name}", partial(self.releases.release, row))
+        requesting = self.tasks.keys_in_progress("ask ")
+        for row in self.releases.due(self._clock(), requesting):
+            self.tasks.start(f"release {row.name}", partial(self.releases.release, row))
 
 
-def _left_its_slice(before: Job, after: Job) -> bool:
-    """Whether an attempt goes on without the slice whose hosts it was connected to."""
+def _candidate(placement: Placement) -> Candidate:
+    return Candidate(placement.accelerator, placement.zone)
+
+
+def _lost_its_slices(before: Job, after: Job) -> bool:
+    """Return True if the attempt continues but its placement is gone."""
     if before.placement is None or before.attempt is None or after.attempt is None:
         return False
-    same = after.attempt.number == before.attempt.number
-    return same and after.placement is None
+    same_attempt = after.attempt.number == before.attempt.number
+    return same_attempt and after.placement is None

@@ -1,1 +1,1 @@
-"""What becomes of a job. Pure: values in, decisions out; no clock, no disk, no network."""
+"""The decisions about a job, as pure functions: no clock, no disk, no network."""

@@ -1,179 +1,207 @@
-"""What may be wrong with a program on its slice: a silent host, a failing one, steps that stopped.
+"""Failures of a program on its slices: a silent host, a failed host, or no new steps. Pure.
 
-Pure. Each verdict needs a poll of the cloud that is newer than the trouble, because the first sign
-of a preemption is often a failing or a hanging program.
+Each diagnosis waits for a poll of the cloud that is newer than the first symptom, because the first
+symptom of a preemption is often a program that fails or hangs.
 """
 
 from dataclasses import replace
 
-from drumline.jobs.core.causes import by_signal, failing, find_cause, leaving
-from drumline.jobs.core.memory import Proof
+from drumline.jobs.core.causes import (
+    find_cause,
+    has_failed,
+    killed_by_signal,
+    requested_restart,
+)
+from drumline.jobs.core.host_history import EvidenceKind
 from drumline.jobs.core.outcomes import (
-    DEPARTURES,
-    attempt_of,
-    bad_host,
-    in_minutes,
-    note,
-    preempted,
+    RESTART_MESSAGES,
+    after_preemption,
+    current_attempt,
+    format_duration,
+    replace_bad_host,
+    with_reason,
 )
 from drumline.jobs.core.state import (
     Cause,
+    CauseKind,
     Decision,
     Effect,
     EffectKind,
     Job,
+    Observations,
     Placement,
-    Seen,
-    Thresholds,
+    Timeouts,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed.hosts import HostPhase, HostReport
-from drumline.observed.placements import PlacementState
+from drumline.observed import HostPhase, HostReport, PlacementState
 
-EDGE_FACTOR = 3.0
-"""Factor on the time limit of an attempt's first and last step: programs compile and restore at the
-start, evaluate and export at the end, which takes longer than any pause in between."""
+FIRST_AND_LAST_STEP_FACTOR = 3.0
+"""Factor on the time limit of an attempt's first and last step. Programs compile and restore at the
+start, and evaluate and export at the end, which takes longer than any pause in between."""
 
 
-def silent(
-    job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds
+# --- Silent hosts -----------------------------------------------------------------------------
+
+
+def check_silence(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision | None:
-    """The verdict on a host that was silent for too long: the slice is lost, or the host is bad."""
-    sighting, reports = seen.sighting, seen.hosts
+    """Check whether a host was silent for too long: its slice is lost, or the host is bad."""
+    observation, reports = observations.placement, observations.reports
     for report in reports:
-        since = _silent_since(report, seen)
-        done = report.phase is HostPhase.EXITED and not failing(report)
-        if done or since is None:
+        since = _silent_since(report, observations)
+        finished = report.phase is HostPhase.EXITED and not has_failed(report)
+        if finished or since is None:
             continue
-        quiet = now - since
-        limit = patience.bad_silence if report.heard is not None else patience.first_contact
-        if quiet <= min(patience.silence, limit):
+        silence = now - since
+        never_heard = report.heard_at is None
+        limit = timeouts.first_contact if never_heard else timeouts.bad_silence
+        if silence <= min(timeouts.silence, limit):
             continue
-        fresh = sighting is not None and sighting.at > since + patience.silence
-        listed = sighting.listed if sighting else None
-        if fresh and (listed is None or listed.state is not PlacementState.READY):
-            word = listed.word if listed and listed.slices else "gone"
-            why = f"host {report.index} silent, the slice is {word}"
-            return preempted(job, held, why, now, seen.steps)
-        if fresh and quiet > limit:
-            text = f"host {report.index} silent for {in_minutes(quiet)}"
-            cause = Cause("bad host", report.index, len(reports), text, report.tail)
-            accused = replace(cause, proof=Proof.START)
-            return bad_host(job, held, accused, seen, now, idle=False)
-        return Decision(
-            note(job, f"host {report.index} silent for {in_minutes(quiet)}"),
-            effects=(Effect(EffectKind.DRIVE, held), Effect(EffectKind.POLL, held)),
-        )
+        polled_since = observation is not None and observation.at > since + timeouts.silence
+        listed = observation.listed if observation else None
+        if polled_since and (listed is None or listed.state is not PlacementState.READY):
+            state = listed.cloud_state if listed and listed.slices else "gone"
+            reason = f"host {report.index} silent, the slice is {state}"
+            return after_preemption(job, placement, reason, now, observations.steps)
+        message = f"no report from host {report.index} for {format_duration(silence)}"
+        if polled_since and silence > limit:
+            cause = Cause(
+                CauseKind.BAD_HOST,
+                report.index,
+                len(reports),
+                message,
+                report.tail,
+                proof=EvidenceKind.START,
+            )
+            return replace_bad_host(job, placement, cause, observations, now, idle=False)
+        return _wait_for_reports_and_poll(with_reason(job, message), placement)
     return None
 
 
-def _silent_since(report: HostReport, seen: Seen) -> float | None:
-    """When a host was last heard, or when we began to listen if that was later.
+def _silent_since(report: HostReport, observations: Observations) -> float | None:
+    """Return when a host last reported, or when this server began to listen if that was later.
 
-    A server that was down, or whose machine slept, heard no host in the meantime.
+    A server that was stopped, or whose machine was asleep, received no reports in the meantime.
     """
-    moments = [at for at in (report.heard, seen.listening_since) if at is not None]
-    return max(moments, default=None)
+    times = [t for t in (report.heard_at, observations.listening_since) if t is not None]
+    return max(times, default=None)
 
 
-def failure(
+# --- Failed hosts -----------------------------------------------------------------------------
+
+
+def check_failures(
     job: Job,
-    held: Placement,
-    seen: Seen,
+    placement: Placement,
+    observations: Observations,
     failed: list[HostReport],
     now: float,
-    patience: Thresholds,
+    timeouts: Timeouts,
 ) -> Decision:
-    """A host failed: wait for its siblings and the cloud, then name the cause and stop them all."""
-    attempt = attempt_of(job)
+    """Wait for the other hosts and the cloud after a failure, then find the cause and act on it."""
+    attempt, reports = current_attempt(job), observations.reports
     if attempt.failed_at is None:
-        noticed = replace(job, attempt=replace(attempt, failed_at=now))
-        return Decision(noticed, effects=(Effect(EffectKind.POLL, held),))
-    going = next((r for r in seen.hosts if r.going_down), None)
-    over = all(r.phase is HostPhase.EXITED or failing(r) for r in seen.hosts)
-    settled = over or now - attempt.failed_at >= patience.settle
-    if going is not None and settled:
-        # The host will be gone in a moment, whatever the cloud says about it until then.
-        why = f"host {going.index} is going down: {going.going_down}"
-        return preempted(job, held, why, now, seen.steps)
-    # A host that shuts down ends its programs by signal first, and those that can save their work
-    # and exit. A host not heard since then may be the lost one that made the others fail.
-    signalled = any(by_signal(r) or leaving(r) for r in failed)
-    since = attempt.failed_at + (patience.shutdown if signalled else 0.0)
-    if not (settled and _seen_since(since, seen)):
-        return _wait_and_see(job, held)
-    cause = find_cause(failed, seen.hosts)
-    if cause.kind == "bad host":
-        return bad_host(job, held, cause, seen, now, idle=over)
-    failed_there = f"{cause.kind} on host {cause.host}: {cause.error}"
-    return _stop(job, held, cause, DEPARTURES.get(cause.kind, failed_there))
+        job = replace(job, attempt=replace(attempt, failed_at=now))
+        return Decision(job, effects=(Effect(EffectKind.POLL, placement),))
+    idle = all(r.phase is HostPhase.EXITED or has_failed(r) for r in reports)
+    settled = idle or now - attempt.failed_at >= timeouts.settle
+    stopping = next((report for report in reports if report.shutdown_reason), None)
+    if stopping is not None and settled:
+        # The host will be gone in a moment, whatever the cloud lists until then.
+        reason = f"host {stopping.index} is going down: {stopping.shutdown_reason}"
+        return after_preemption(job, placement, reason, now, observations.steps)
+    # A host that shuts down first ends its programs by a signal, and some save their work and exit.
+    # A host without a report since then may be the lost one that made the others fail.
+    host_may_shut_down = any(killed_by_signal(r) or requested_restart(r) for r in failed)
+    since = attempt.failed_at + (timeouts.shutdown if host_may_shut_down else 0.0)
+    if not (settled and _reported_and_polled_since(since, observations)):
+        return _wait_for_reports_and_poll(job, placement)
+    cause = find_cause(failed, reports)
+    if cause.kind == CauseKind.BAD_HOST:
+        return replace_bad_host(job, placement, cause, observations, now, idle=idle)
+    message = f"{cause.kind} on host {cause.host}: {cause.error}"
+    return _stop(job, placement, cause, RESTART_MESSAGES.get(cause.kind, message))
 
 
-def stuck(
-    job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds
+# --- No new steps -----------------------------------------------------------------------------
+
+
+def check_steps(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision | None:
-    """End a program that stopped making steps, so that it is started again."""
-    attempt, steps = attempt_of(job), seen.steps
+    """Stop a program that makes no more steps, so that it is started again."""
+    attempt, steps, reports = current_attempt(job), observations.steps, observations.reports
     since = steps.stepped_at if steps else attempt.running_at
-    if since is not None and seen.listening_since is not None:
-        # A server that was down saw no step, and its clock is not that of the server before.
-        since = max(since, seen.listening_since)
+    if since is not None and observations.listening_since is not None:
+        # A server sees no steps while it is down, and the clock of the previous one may differ.
+        since = max(since, observations.listening_since)
     limit = _longest_pause(job, steps)
     if limit is None or since is None or now - since <= limit:
         if attempt.stuck_at is None:
             return None
         return Decision(replace(job, attempt=replace(attempt, stuck_at=None)))
     if attempt.stuck_at is None:
-        noticed = replace(job, attempt=replace(attempt, stuck_at=now))
-        return Decision(noticed, effects=(Effect(EffectKind.POLL, held),))
-    # After a lost connection, a host is heard again just before its newest heartbeat arrives.
-    settled = now - attempt.stuck_at >= patience.settle
-    if not (settled and _seen_since(attempt.stuck_at, seen)):
-        return _wait_and_see(job, held)
-    last = f"the last was step {steps.step:,.0f}" if steps else "none since it started"
-    first = seen.hosts[0]
-    error = f"no step for {in_minutes(now - since)}, {last}"
-    cause = Cause("stuck", first.index, len(seen.hosts), error, first.tail)
-    return _stop(job, held, cause, error)
+        job = replace(job, attempt=replace(attempt, stuck_at=now))
+        return Decision(job, effects=(Effect(EffectKind.POLL, placement),))
+    # After a lost connection, a host reports again just before its newest heartbeat arrives.
+    settled = now - attempt.stuck_at >= timeouts.settle
+    if not (settled and _reported_and_polled_since(attempt.stuck_at, observations)):
+        return _wait_for_reports_and_poll(job, placement)
+    last_step = f"the last was step {steps.step:,.0f}" if steps else "none since it started"
+    error = f"no step for {format_duration(now - since)}, {last_step}"
+    cause = Cause(CauseKind.STUCK, reports[0].index, len(reports), error, reports[0].tail)
+    return _stop(job, placement, cause, error)
 
 
 def _longest_pause(job: Job, steps: Steps | None) -> float | None:
-    """Seconds without a step that are still normal; None where no step was ever reported."""
+    """Return the seconds without a step that are still normal; None if no step is expected."""
     if job.stuck_after is None or not (steps or job.has_stepped):
         return None
-    inside = steps is not None and steps.moving and not steps.last_step
-    return job.stuck_after * (1.0 if inside else EDGE_FACTOR)
+    between_steps = steps is not None and steps.moving and not steps.last_step
+    return job.stuck_after * (1.0 if between_steps else FIRST_AND_LAST_STEP_FACTOR)
 
 
-def _seen_since(moment: float, seen: Seen) -> bool:
-    """Whether every host has spoken and the cloud was polled after that moment.
+# --- Helpers ----------------------------------------------------------------------------------
 
-    A program that ended by itself has nothing to add.
+
+def _reported_and_polled_since(time: float, observations: Observations) -> bool:
+    """Return True if every host has reported and the zone was polled after that time.
+
+    A host whose program ended by itself has nothing to add.
     """
-    open_ended = [r for r in seen.hosts if not _ended_by_itself(r)]
-    heard = all((at := _spoke_at(report)) is not None and at > moment for report in open_ended)
-    return heard and seen.sighting is not None and seen.sighting.at > moment
+    observation = observations.placement
+    if observation is None or observation.at <= time:
+        return False
+    for report in observations.reports:
+        reported_at = _reported_at(report)
+        if not _ended_by_itself(report) and (reported_at is None or reported_at <= time):
+            return False
+    return True
 
 
 def _ended_by_itself(report: HostReport) -> bool:
-    return report.phase is HostPhase.EXITED and not (by_signal(report) or leaving(report))
+    exited = report.phase is HostPhase.EXITED
+    return exited and not (killed_by_signal(report) or requested_restart(report))
 
 
-def _spoke_at(report: HostReport) -> float | None:
-    """When a host last said what its program does; None before its first word to this server.
+def _reported_at(report: HostReport) -> float | None:
+    """Return when a host last reported the state of its program; None if it never has.
 
-    A host that rebooted is heard again before it has said that the program is gone, and until then
-    its siblings, who lost their connection to it, look like the ones to blame.
+    A host that rebooted sends messages before it reports that its program is gone. Until then the
+    other hosts, which lost their connection to it, look like the cause.
     """
     if report.phase is HostPhase.CONNECTING or report.reported_at is not None:
         return report.reported_at
-    return report.heard
+    return report.heard_at
 
 
-def _wait_and_see(job: Job, held: Placement) -> Decision:
-    return Decision(job, effects=(Effect(EffectKind.DRIVE, held), Effect(EffectKind.POLL, held)))
+def _wait_for_reports_and_poll(job: Job, placement: Placement) -> Decision:
+    effects = (Effect(EffectKind.RUN, placement), Effect(EffectKind.POLL, placement))
+    return Decision(job, effects=effects)
 
 
-def _stop(job: Job, held: Placement, cause: Cause, reason: str) -> Decision:
-    stopping = replace(job, attempt=replace(attempt_of(job), stopping=True), cause=cause)
-    return Decision(note(stopping, reason), effects=(Effect(EffectKind.STOP, held),))
+def _stop(job: Job, placement: Placement, cause: Cause, reason: str) -> Decision:
+    attempt = replace(current_attempt(job), stopping=True)
+    job = with_reason(replace(job, attempt=attempt, cause=cause), reason)
+    return Decision(job, effects=(Effect(EffectKind.STOP, placement),))

@@ -1,372 +1,407 @@
-"""The life of a job: `decide(job, seen, now)` gives its next state and what to do about it.
+"""The life of a job: `decide(job, observations, now)` returns its next state and the effects.
 
-Pure: no I/O and no clock. The supervisor observes, calls this module, saves the decision, and only
-then acts, so after a crash the saved state alone says what was under way. Each effect is
-idempotent, and `decide` keeps returning it until its result has been observed.
+The functions here are pure: no I/O, no clock. The supervisor observes, calls `decide`, saves the
+decision, and only then acts. After a crash the saved state alone therefore says what was in
+progress. Each effect is idempotent, and `decide` returns it again until its result is observed.
 
-What was not observed is not guessed: without a fresh poll of the zone nothing is lost, released
-or blamed. `diagnosis` judges what goes wrong on a slice, `outcomes` says what follows when an
-attempt or a job is over.
+Nothing is assumed that was not observed: without a fresh poll of the zone, no slice counts as lost
+and no host as bad. `diagnosis` finds out what went wrong on a slice. `outcomes` decides what
+follows when an attempt or a job is over.
 """
 
 from dataclasses import replace
 
-from drumline.jobs.core.causes import failing
-from drumline.jobs.core.diagnosis import failure, silent, stuck
+from drumline.jobs.core.causes import has_failed
+from drumline.jobs.core.diagnosis import check_failures, check_silence, check_steps
 from drumline.jobs.core.outcomes import (
     RETRY_LIMIT,
+    after_preemption,
     after_stop,
-    at_work,
-    attempt_of,
-    backed_off,
-    cut_short,
-    finish,
-    give_up_slice,
-    in_minutes,
-    note,
-    preempted,
-    proved,
-    turn_down,
+    cancelled_attempt,
+    current_attempt,
+    finish_job,
+    format_duration,
+    mark_running,
+    record_burn_in,
+    reject_placement,
+    release_for_user,
+    release_held_back,
+    release_if_blocking,
+    release_when_unneeded,
+    with_backoff,
+    with_reason,
 )
-from drumline.jobs.core.parking import (
-    release_after_waiting,
-    release_if_none_is_left,
-    release_parked,
-)
-from drumline.jobs.core.refusals import Action, action
+from drumline.jobs.core.refusals import RefusalAction, action_for
 from drumline.jobs.core.state import (
     Attempt,
-    Choice,
+    Candidate,
     Decision,
+    DesiredState,
     Effect,
     EffectKind,
-    Ended,
+    EndedAttempt,
     Event,
     Job,
+    Observations,
     Outcome,
     Placement,
     PlacementPhase,
-    Seen,
     Status,
-    Thresholds,
-    Wish,
-    Zone,
+    Timeouts,
+    ZoneStatus,
 )
-from drumline.observed.faults import Fault, FaultKind, Refusal, Scope
-from drumline.observed.hosts import HostPhase, HostReport
-from drumline.observed.placements import PlacementState
+from drumline.observed import (
+    Fault,
+    FaultKind,
+    HostPhase,
+    HostReport,
+    PlacementState,
+    Refusal,
+    Scope,
+)
 
 
-def decide(job: Job, seen: Seen, now: float, patience: Thresholds) -> Decision:
-    """The next state of a job; the job itself where nothing is new."""
-    return release_parked(_decide(job, seen, now, patience), seen)
+def decide(job: Job, observations: Observations, now: float, timeouts: Timeouts) -> Decision:
+    """Return the next state of a job and what follows; the job itself if nothing changes."""
+    decision = _decide(job, observations, now, timeouts)
+    return release_when_unneeded(decision, observations)
 
 
-def _decide(job: Job, seen: Seen, now: float, patience: Thresholds) -> Decision:
-    if job.wish is Wish.RESTART and (
-        job.placement is None or job.placement.phase is not PlacementPhase.READY
-    ):
-        return resumed(job)
-    if job.placement is None:
-        return _without_slice(job, seen, now)
+def _decide(job: Job, observations: Observations, now: float, timeouts: Timeouts) -> Decision:
+    placement = job.placement
+    ready = placement is not None and placement.phase is PlacementPhase.READY
+    if job.wish is DesiredState.RESTART and not ready:
+        return resume_job(job)
+    if placement is None:
+        return _without_placement(job, observations, now)
     if job.status.ended:
-        return _holding(job, job.placement, seen, now)
-    if job.placement.phase is PlacementPhase.ASKING:
-        return _asking(job, job.placement, now)
-    if job.placement.phase is PlacementPhase.READY:
-        return _on_slice(job, job.placement, seen, now, patience)
-    return _waiting(job, job.placement, seen, now, patience)
+        return _keep_for_resume(job, placement, observations, now)
+    if placement.phase is PlacementPhase.REQUESTING:
+        return _repeat_request(job, placement, now)
+    if ready:
+        return _on_slices(job, placement, observations, now, timeouts)
+    return _wait_for_slices(job, placement, observations, now, timeouts)
 
 
-# --- no slice ---------------------------------------------------------------------------------
+# --- No placement -----------------------------------------------------------------------------
 
 
-def _without_slice(job: Job, seen: Seen, now: float) -> Decision:
+def _without_placement(job: Job, observations: Observations, now: float) -> Decision:
     if job.status.ended:
         return Decision(job)
-    if job.wish is not Wish.RUN:
-        return finish(job, Status.CANCELLED, "cancelled", now, ended=cut_short(job))
+    if job.wish is not DesiredState.RUN:
+        return finish_job(job, Status.CANCELLED, "cancelled", now, ended=cancelled_attempt(job))
     if now < job.not_before:
         return Decision(job)
-    if seen.old_slice_alive:
-        return Decision(note(job, "the old slice is being released"))
-    order = [*job.choices[job.next_choice :], *job.choices[: job.next_choice]]
-    for choice in order:
-        if seen.zones.get(choice, _OPEN).open:
-            return _ask(job, choice, now)
-    return Decision(note(job, _why_no_zone(job, seen)))
+    if observations.old_program_may_run:
+        return Decision(with_reason(job, "waiting for the previous slice to be deleted"))
+    candidates = [*job.choices[job.next_choice :], *job.choices[: job.next_choice]]
+    for candidate in candidates:
+        if observations.zones.get(candidate, ZoneStatus()).open:
+            return _request(job, candidate, now)
+    reasons = dict.fromkeys(observations.zones[candidate].reason for candidate in job.choices)
+    reason = "; ".join(filter(None, reasons)) or "no zone is open"
+    return Decision(with_reason(job, reason))
 
 
-_OPEN = Zone()
-
-
-def _why_no_zone(job: Job, seen: Seen) -> str:
-    reasons = dict.fromkeys(seen.zones[choice].why for choice in job.choices)
-    return "; ".join(reason for reason in reasons if reason) or "no zone is open"
-
-
-def _ask(job: Job, choice: Choice, now: float) -> Decision:
-    asks = job.asks + 1
-    wanted = Placement(
-        name=f"dl-{job.owner}-{job.id}-{asks}",
-        zone=choice.zone,
-        accelerator=choice.accelerator,
-        hosts=choice.hosts * job.slices,
+def _request(job: Job, candidate: Candidate, now: float) -> Decision:
+    """Request slices from the cloud, and begin an attempt if none is in progress."""
+    request_number = job.asks + 1
+    placement = Placement(
+        name=f"dl-{job.owner}-{job.id}-{request_number}",
+        zone=candidate.zone,
+        accelerator=candidate.accelerator,
+        hosts=candidate.hosts * job.slices,
         asked_at=now,
         slices=job.slices,
     )
     attempts = job.attempts if job.attempt else job.attempts + 1
-    asked = replace(
+    job = replace(
         job,
-        asks=asks,
+        asks=request_number,
         attempts=attempts,
         attempt=job.attempt or Attempt(attempts, started_at=now),
-        next_choice=job.choices.index(choice),
-        placement=wanted,
+        next_choice=job.choices.index(candidate),
+        placement=placement,
     )
-    text = f"{choice.accelerator} in {choice.zone}"
+    text = f"{candidate.accelerator} in {candidate.zone}"
     return Decision(
-        note(asked, f"asking for {text}", Status.WAITING),
-        effects=(Effect(EffectKind.ASK, wanted),),
+        with_reason(job, f"asking for {text}", Status.WAITING),
+        effects=(Effect(EffectKind.REQUEST, placement),),
         events=(Event("asked", text),),
     )
 
 
-# --- asked for, not there yet -----------------------------------------------------------------
+# --- Requested, not ready ---------------------------------------------------------------------
 
 
-def _asking(job: Job, wanted: Placement, now: float) -> Decision:
-    if job.wish is not Wish.RUN:
-        return give_up_slice(job, wanted, now)
+def _repeat_request(job: Job, placement: Placement, now: float) -> Decision:
+    if job.wish is not DesiredState.RUN:
+        return release_for_user(job, placement, now)
     if now < job.not_before:
         return Decision(job)
-    return Decision(job, effects=(Effect(EffectKind.ASK, wanted),))
+    return Decision(job, effects=(Effect(EffectKind.REQUEST, placement),))
 
 
-def asked(job: Job) -> Job:
-    """The cloud took the request."""
-    if job.placement is None or job.placement.phase is not PlacementPhase.ASKING:
+def request_accepted(job: Job) -> Job:
+    """Return the job after the cloud accepted its request."""
+    if job.placement is None or job.placement.phase is not PlacementPhase.REQUESTING:
         return job
     return replace(job, placement=replace(job.placement, phase=PlacementPhase.QUEUED))
 
 
-def refused(job: Job, refusal: Refusal, now: float, patience: Thresholds) -> Decision:
-    """The cloud did not take the request."""
-    wanted = job.placement
-    if wanted is None or wanted.phase is not PlacementPhase.ASKING:
+def request_refused(job: Job, refusal: Refusal, now: float, timeouts: Timeouts) -> Decision:
+    """Decide what follows after the cloud refused a request."""
+    placement = job.placement
+    if placement is None or placement.phase is not PlacementPhase.REQUESTING:
         return Decision(job)
-    if action(refusal.fault) is Action.RETRY:
-        # Nothing exists in the cloud, so the same request is made again under the same name.
-        later = Decision(note(backed_off(job, now, patience), refusal.said))
-        return release_if_none_is_left(later, refusal.fault)
-    return release_parked(_after_refusal(job, wanted, refusal, now, patience), Seen())
+    if action_for(refusal.fault) is RefusalAction.RETRY:
+        # Nothing exists in the cloud, so the same request is repeated under the same name.
+        decision = Decision(with_reason(with_backoff(job, now, timeouts), refusal.message))
+        return release_if_blocking(decision, refusal.fault)
+    decision = _placement_refused(job, placement, refusal, now, timeouts)
+    return release_when_unneeded(decision, Observations())
 
 
-_TAKEN_BACK = Fault(FaultKind.PREEMPTED, Scope.ZONE)
-
-
-def _after_refusal(
-    job: Job, wanted: Placement, refusal: Refusal, now: float, patience: Thresholds
+def _placement_refused(
+    job: Job, placement: Placement, refusal: Refusal, now: float, timeouts: Timeouts
 ) -> Decision:
-    """What follows when the slice will not come; what is left of the request is released."""
-    said = refusal.said
-    match action(refusal.fault):
-        case Action.NEXT_CHOICE:
-            return release_if_none_is_left(_next_choice(job, wanted, said), refusal.fault)
-        case Action.RETRY:
-            released = (Effect(EffectKind.RELEASE, wanted, said),)
-            later = backed_off(replace(job, placement=None), now, patience)
-            events = (Event("waiting", said),)
-            again = Decision(note(later, said, Status.WAITING), released, events)
-            return release_if_none_is_left(again, refusal.fault)
-        case Action.PREEMPTION:
-            # With a backoff, so that a cloud that preempts every slice before it is ready is asked
-            # less and less often.
-            return preempted(backed_off(job, now, patience), wanted, said, now)
-        case Action.GIVE_UP:
-            ended = (Ended(attempt_of(job), Outcome.REFUSED, said),)
-            released = (Effect(EffectKind.RELEASE, wanted, said),)
-            done = replace(job, placement=None)
-            return finish(done, Status.FAILED, said, now, effects=released, ended=ended)
+    """Decide what follows when the slices will not come. Release what is left of the request."""
+    message = refusal.message
+    release = Effect(EffectKind.RELEASE, placement, message)
+    match action_for(refusal.fault):
+        case RefusalAction.NEXT_CANDIDATE:
+            return release_if_blocking(_next_candidate(job, placement, message), refusal.fault)
+        case RefusalAction.RETRY:
+            job = with_backoff(replace(job, placement=None), now, timeouts)
+            decision = Decision(
+                with_reason(job, message, Status.WAITING),
+                effects=(release,),
+                events=(Event("waiting", message),),
+            )
+            return release_if_blocking(decision, refusal.fault)
+        case RefusalAction.PREEMPTION:
+            # The backoff limits the requests to a cloud that preempts every slice before it is
+            # ready.
+            return after_preemption(with_backoff(job, now, timeouts), placement, message, now)
+        case RefusalAction.GIVE_UP:
+            return finish_job(
+                replace(job, placement=None),
+                Status.FAILED,
+                message,
+                now,
+                effects=(release,),
+                ended=(EndedAttempt(current_attempt(job), Outcome.REFUSED, message),),
+            )
 
 
-def _waiting(job: Job, wanted: Placement, seen: Seen, now: float, patience: Thresholds) -> Decision:
-    if job.wish is not Wish.RUN:
-        return give_up_slice(job, wanted, now)
-    sighting = seen.sighting
-    if sighting is None:
+def _wait_for_slices(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
+    if job.wish is not DesiredState.RUN:
+        return release_for_user(job, placement, now)
+    observation = observations.placement
+    if observation is None:
         return Decision(job)
-    listed, lost = sighting.listed, sighting.why_lost
-    if listed is None or lost is not None:
+    listed, lost_reason = observation.listed, observation.lost_reason
+    if listed is None or lost_reason is not None:
         refusal = listed.refusal if listed else None
-        taken_back = Refusal(_TAKEN_BACK, lost or "")
-        return _after_refusal(job, wanted, refusal or taken_back, now, patience)
-    if listed.state is PlacementState.READY and len(listed.endpoints) == wanted.hosts:
-        ready = replace(wanted, phase=PlacementPhase.READY, ready_at=now)
-        held = replace(job, placement=ready, refusals=0)
-        started = note(held, "connecting to the hosts", Status.STARTING)
-        return Decision(
-            started,
-            effects=(Effect(EffectKind.DRIVE, ready),),
-            events=(Event("slice", _size_and_place(ready)),),
-        )
+        preemption = Refusal(Fault(FaultKind.PREEMPTED, Scope.ZONE), lost_reason or "")
+        return _placement_refused(job, placement, refusal or preemption, now, timeouts)
+    if listed.state is PlacementState.READY and len(listed.endpoints) == placement.hosts:
+        return _slices_ready(job, placement, now)
     if listed.state is not PlacementState.QUEUED:
-        booting = replace(wanted, phase=PlacementPhase.BOOTING)
-        return Decision(
-            note(replace(job, placement=booting), f"slice boots in {wanted.zone}", Status.STARTING)
-        )
-    waited = now - wanted.asked_at
-    here = Choice(wanted.accelerator, wanted.zone)
-    open_elsewhere = any(zone.open for choice, zone in seen.zones.items() if choice != here)
-    why = f"no capacity in {wanted.zone}"
-    if waited > patience.waiting and open_elsewhere:
-        return _next_choice(job, wanted, f"{why} for {in_minutes(waited)}")
+        job = replace(job, placement=replace(placement, phase=PlacementPhase.BOOTING))
+        return Decision(with_reason(job, f"slice boots in {placement.zone}", Status.STARTING))
+    waited = now - placement.asked_at
+    requested = Candidate(placement.accelerator, placement.zone)
+    other_zone_open = any(
+        status.open for candidate, status in observations.zones.items() if candidate != requested
+    )
+    reason = f"no capacity in {placement.zone} for {format_duration(waited)}"
+    if waited > timeouts.waiting and other_zone_open:
+        return _next_candidate(job, placement, reason)
     position = f"zone {job.next_choice + 1} of {len(job.choices)} · " if job.next_choice else ""
-    waits = Decision(note(job, f"{position}{why} for {in_minutes(waited)}", Status.WAITING))
-    return release_after_waiting(waits) if waited > patience.waiting else waits
+    decision = Decision(with_reason(job, position + reason, Status.WAITING))
+    return release_held_back(decision) if waited > timeouts.waiting else decision
 
 
-def _next_choice(job: Job, wanted: Placement, why: str) -> Decision:
-    """Ask in another zone, or for another kind of slice, within the same attempt."""
-    following = (job.next_choice + 1) % len(job.choices)
-    moved = replace(job, placement=None, next_choice=following)
+def _slices_ready(job: Job, placement: Placement, now: float) -> Decision:
+    placement = replace(placement, phase=PlacementPhase.READY, ready_at=now)
+    job = replace(job, placement=placement, refusals=0)
+    hosts = "1 host" if placement.hosts == 1 else f"{placement.hosts} hosts"
+    text = f"{hosts}, {placement.chips} chips in {placement.zone}"
     return Decision(
-        note(moved, why, Status.WAITING),
-        effects=(
-            Effect(EffectKind.SHORT, wanted, why),
-            Effect(EffectKind.RELEASE, wanted, why),
-        ),
-        events=(Event("waiting", why),),
+        with_reason(job, "connecting to the hosts", Status.STARTING),
+        effects=(Effect(EffectKind.RUN, placement),),
+        events=(Event("slice", text),),
     )
 
 
-# --- on a slice -------------------------------------------------------------------------------
+def _next_candidate(job: Job, placement: Placement, reason: str) -> Decision:
+    """Request the next candidate within the same attempt."""
+    next_choice = (job.next_choice + 1) % len(job.choices)
+    job = replace(job, placement=None, next_choice=next_choice)
+    return Decision(
+        with_reason(job, reason, Status.WAITING),
+        effects=(
+            Effect(EffectKind.NO_CAPACITY, placement, reason),
+            Effect(EffectKind.RELEASE, placement, reason),
+        ),
+        events=(Event("waiting", reason),),
+    )
 
 
-def _on_slice(job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds) -> Decision:
-    lost = seen.sighting.why_lost if seen.sighting else None
-    if lost is not None:
-        if job.wish in {Wish.CANCEL, Wish.DELETE}:
-            return give_up_slice(job, held, now)
-        return preempted(job, held, lost, now, seen.steps)
-    if job.wish is not Wish.RUN:
-        return _stop_for_user(job, held, seen, now)
+# --- On slices that are ready -----------------------------------------------------------------
+
+
+def _on_slices(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
+    lost_reason = observations.placement.lost_reason if observations.placement else None
+    if lost_reason is not None:
+        if job.wish in {DesiredState.CANCEL, DesiredState.DELETE}:
+            return release_for_user(job, placement, now)
+        return after_preemption(job, placement, lost_reason, now, observations.steps)
+    if job.wish is not DesiredState.RUN:
+        return _stop_for_user(job, placement, observations, now)
     if job.attempt is None:
-        return _start_again(job, held, now)
-    reports = seen.hosts
+        return _restart(job, placement, now)
+    reports = observations.reports
     if not reports:
-        return Decision(job, effects=(Effect(EffectKind.DRIVE, held),))
+        return Decision(job, effects=(Effect(EffectKind.RUN, placement),))
     if job.attempt.stopping:
-        return after_stop(job, held, seen, now, patience)
-    if all(r.phase is HostPhase.EXITED and r.exit_code == 0 for r in reports):
-        if job.attempt.running_at is None:
-            # It was over before anyone saw it run. That it ran is told all the same.
-            return _progress(job, held, seen, now, patience)
-        ended = (Ended(job.attempt, Outcome.SUCCEEDED, ""),)
-        released = (Effect(EffectKind.RELEASE, held, "the job is done"),)
-        done = replace(job, placement=None, cause=None)
-        return finish(done, Status.SUCCEEDED, "", now, effects=released, ended=ended)
-    quiet = silent(job, held, seen, now, patience)
-    if quiet is not None:
-        return quiet
-    unwanted = next((report for report in reports if report.refused), None)
-    if unwanted is not None:
-        why = f"host {unwanted.index}, {unwanted.refused}"
-        return turn_down(job, held, why, now, patience.retry)
-    failed = [report for report in reports if failing(report)]
+        return after_stop(job, placement, observations, now, timeouts)
+    succeeded = all(r.phase is HostPhase.EXITED and r.exit_code == 0 for r in reports)
+    # A program that was never observed to run is first recorded as running, then as succeeded.
+    if succeeded and job.attempt.running_at is not None:
+        return _succeeded(job, placement, job.attempt, now)
+    if succeeded:
+        return _start_or_continue(job, placement, observations, now, timeouts)
+    silence = check_silence(job, placement, observations, now, timeouts)
+    if silence is not None:
+        return silence
+    excluded = next((report for report in reports if report.refused), None)
+    if excluded is not None:
+        reason = f"host {excluded.index}, {excluded.refused}"
+        return reject_placement(job, placement, reason, now, timeouts.retry)
+    failed = [report for report in reports if has_failed(report)]
     if failed:
-        return failure(job, held, seen, failed, now, patience)
-    return _progress(job, held, seen, now, patience)
+        return check_failures(job, placement, observations, failed, now, timeouts)
+    return _start_or_continue(job, placement, observations, now, timeouts)
 
 
-def _progress(job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds) -> Decision:
-    attempt, reports = attempt_of(job), seen.hosts
-    drive = (Effect(EffectKind.DRIVE, held),)
-    if attempt.sent_at is None and all(_has_code(r) for r in reports):
-        sent = replace(job, attempt=replace(attempt, sent_at=now))
-        return Decision(sent, effects=drive, events=(Event("code", ""),))
-    if all(r.phase in {HostPhase.RUNNING, HostPhase.EXITED} for r in reports):
-        if attempt.running_at is not None:
-            hanging = stuck(job, held, seen, now, patience)
-            return hanging or Decision(at_work(job, seen), effects=drive)
-        if any(r.examined == "running" for r in reports):
-            return Decision(note(job, "burn-in of its chips", Status.STARTING), effects=drive)
-        begun = replace(attempt, running_at=now)
-        running = replace(job, attempt=begun, has_run=True, turned_down=0)
-        event = Event("run", f"attempt {attempt.number}")
-        started = Decision(note(running, "", Status.RUNNING), effects=drive, events=(event,))
-        return proved(started, held, reports)
-    slowest = min(reports, key=lambda r: (_ORDER[r.phase], r.index))
-    what = slowest.detail or slowest.phase.value
-    return Decision(note(job, f"host {slowest.index}: {what}", Status.STARTING), effects=drive)
+def _start_or_continue(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
+    """Follow the hosts from the upload of the code to the running program."""
+    attempt, reports = current_attempt(job), observations.reports
+    run = (Effect(EffectKind.RUN, placement),)
+    if attempt.sent_at is None and all(_has_code(report) for report in reports):
+        job = replace(job, attempt=replace(attempt, sent_at=now))
+        return Decision(job, effects=run, events=(Event("code", ""),))
+    if not all(r.phase in {HostPhase.RUNNING, HostPhase.EXITED} for r in reports):
+        slowest = min(reports, key=lambda r: (_PHASE_ORDER[r.phase], r.index))
+        reason = f"host {slowest.index}: {slowest.detail or slowest.phase.value}"
+        return Decision(with_reason(job, reason, Status.STARTING), effects=run)
+    if attempt.running_at is not None:
+        stuck = check_steps(job, placement, observations, now, timeouts)
+        return stuck or Decision(mark_running(job, observations), effects=run)
+    if any(report.burn_in == "running" for report in reports):
+        return Decision(with_reason(job, "burn-in of its chips", Status.STARTING), effects=run)
+    attempt = replace(attempt, running_at=now)
+    job = replace(job, attempt=attempt, has_run=True, turned_down=0)
+    decision = Decision(
+        with_reason(job, "", Status.RUNNING),
+        effects=run,
+        events=(Event("run", f"attempt {attempt.number}"),),
+    )
+    return record_burn_in(decision, placement, reports)
 
 
 def _has_code(report: HostReport) -> bool:
-    """Whether a host has received the code: it is being set up, runs, or has run."""
+    """Return True if a host has received the code."""
     if report.phase in {HostPhase.READY, HostPhase.RUNNING, HostPhase.EXITED}:
         return True
     return report.phase is HostPhase.PREPARING and report.detail.startswith("setup")
 
 
-_ORDER = {phase: place for place, phase in enumerate(HostPhase)}
+_PHASE_ORDER = {phase: index for index, phase in enumerate(HostPhase)}
 
 
-def _start_again(job: Job, held: Placement, now: float) -> Decision:
-    """A new attempt on the slice the job still holds."""
+def _succeeded(job: Job, placement: Placement, attempt: Attempt, now: float) -> Decision:
+    return finish_job(
+        replace(job, placement=None, cause=None),
+        Status.SUCCEEDED,
+        "",
+        now,
+        effects=(Effect(EffectKind.RELEASE, placement, "the job is done"),),
+        ended=(EndedAttempt(attempt, Outcome.SUCCEEDED, ""),),
+    )
+
+
+def _restart(job: Job, placement: Placement, now: float) -> Decision:
+    """Begin a new attempt on the slices that the job still holds."""
     if now < job.not_before:
         return Decision(job)
     number = job.attempts + 1
-    again = replace(job, attempts=number, attempt=Attempt(number, started_at=now))
     status = Status.RECOVERING if job.has_run else Status.STARTING
+    job = replace(job, attempts=number, attempt=Attempt(number, started_at=now))
     return Decision(
-        note(again, "starting again on the same slice", status),
-        effects=(Effect(EffectKind.DRIVE, held),),
+        with_reason(job, "starting again on the same slice", status),
+        effects=(Effect(EffectKind.RUN, placement),),
     )
 
 
-def _stop_for_user(job: Job, held: Placement, seen: Seen, now: float) -> Decision:
-    if job.attempt is not None and not seen.stopped:
-        stopping = replace(job, attempt=replace(job.attempt, stopping=True))
-        return Decision(note(stopping, "stopping"), effects=(Effect(EffectKind.STOP, held),))
-    if job.wish is Wish.DELETE:
-        return give_up_slice(job, held, now)
-    if job.wish is Wish.RESTART:
-        return resumed(job)
-    if job.keep <= 0:
-        return give_up_slice(job, held, now)
-    kept = f"slice {held.accelerator} in {held.zone} kept for a resume"
-    keeping = replace(job, kept_until=now + job.keep)
-    return finish(keeping, Status.CANCELLED, kept, now, ended=cut_short(job))
+# --- Cancel, delete and resume ----------------------------------------------------------------
 
 
-def _holding(job: Job, held: Placement, seen: Seen, now: float) -> Decision:
-    """The job has ended and its slice was kept for a resume."""
+def _stop_for_user(
+    job: Job, placement: Placement, observations: Observations, now: float
+) -> Decision:
+    """Stop the program, then release the slices or keep them for a resume."""
+    if job.attempt is not None and not observations.stopped:
+        job = replace(job, attempt=replace(job.attempt, stopping=True))
+        stop = Effect(EffectKind.STOP, placement)
+        return Decision(with_reason(job, "stopping"), effects=(stop,))
+    if job.wish is DesiredState.RESTART:
+        return resume_job(job)
+    if job.wish is DesiredState.DELETE or job.keep <= 0:
+        return release_for_user(job, placement, now)
+    reason = f"slice {placement.accelerator} in {placement.zone} kept for a resume"
+    ended = cancelled_attempt(job)
+    job = replace(job, kept_until=now + job.keep)
+    return finish_job(job, Status.CANCELLED, reason, now, ended=ended)
+
+
+def _keep_for_resume(
+    job: Job, placement: Placement, observations: Observations, now: float
+) -> Decision:
+    """Keep the slices of an ended job until its time is up, they are lost, or a user deletes it."""
     if job.kept_until is None:
-        # Kept by an earlier version, which set no end.
+        # A job of an earlier version, which set no end.
         job = replace(job, kept_until=now + job.keep)
-    lost = seen.sighting.why_lost if seen.sighting else None
-    if lost is None and job.wish is Wish.CANCEL and now < (job.kept_until or 0.0):
+    lost_reason = observations.placement.lost_reason if observations.placement else None
+    time_left = now < (job.kept_until or 0.0)
+    if lost_reason is None and job.wish is DesiredState.CANCEL and time_left:
         return Decision(job)
-    why, reason = "no longer wanted", ""
-    if lost is not None:
-        why, reason = lost, f"the kept slice was taken: {lost}"
-    elif job.wish is Wish.CANCEL:
-        why = reason = f"not resumed within {in_minutes(job.keep)}"
+    release_reason, job_reason = "no longer wanted", ""
+    if lost_reason is not None:
+        release_reason, job_reason = lost_reason, f"the kept slice was lost: {lost_reason}"
+    elif job.wish is DesiredState.CANCEL:
+        release_reason = job_reason = f"not resumed within {format_duration(job.keep)}"
     return Decision(
-        replace(job, placement=None, reason=reason, kept_until=None),
-        effects=(Effect(EffectKind.RELEASE, held, why),),
-        events=(Event("released", f"slice in {held.zone}: {why}"),),
+        replace(job, placement=None, reason=job_reason, kept_until=None),
+        effects=(Effect(EffectKind.RELEASE, placement, release_reason),),
+        events=(Event("released", f"slice in {placement.zone}: {release_reason}"),),
     )
 
 
-# --- what the user asks for ---------------------------------------------------------------------
-
-
-def resume(job: Job) -> Job:
-    """Run an ended job again under its own id, on the slice it holds if it holds one."""
+def reset_for_resume(job: Job) -> Job:
+    """Return an ended job as it is at a resume: queued, with all counts of failures at zero."""
     return replace(
         job,
-        wish=Wish.RUN,
+        wish=DesiredState.RUN,
         status=Status.QUEUED,
         reason="resumed",
         failures=0,
@@ -383,68 +418,74 @@ def resume(job: Job) -> Job:
     )
 
 
-def resumed(job: Job) -> Decision:
-    """The user resumed the job: what was under way is over, and the next attempt begins.
+def resume_job(job: Job) -> Decision:
+    """Resume a job. The current attempt ends, and the next one uses the slices if they still fit.
 
-    A slice that the job file no longer asks for is released.
+    Slices that the job file no longer asks for are released.
     """
-    held, again = job.placement, resume(job)
-    if held is None or not fits(job):
-        effects = () if held is None else (Effect(EffectKind.RELEASE, held, "another is wanted"),)
-        event = Event("resumed", "on a new slice")
-        return Decision(replace(again, placement=None), effects, (event,), cut_short(job))
-    kept = "kept" if held.phase is PlacementPhase.READY else "asked for"
-    event = Event("resumed", f"on the slice {kept} in {held.zone}")
-    return Decision(again, events=(event,), ended=cut_short(job))
+    placement, resumed = job.placement, reset_for_resume(job)
+    ended = cancelled_attempt(job)
+    if placement is None:
+        return Decision(resumed, events=(Event("resumed", "on a new slice"),), ended=ended)
+    if not placement_fits(job):
+        return Decision(
+            replace(resumed, placement=None),
+            effects=(Effect(EffectKind.RELEASE, placement, "the job asks for another slice"),),
+            events=(Event("resumed", "on a new slice"),),
+            ended=ended,
+        )
+    state = "kept" if placement.phase is PlacementPhase.READY else "asked for"
+    event = Event("resumed", f"on the slice {state} in {placement.zone}")
+    return Decision(resumed, events=(event,), ended=ended)
 
 
-def fits(job: Job) -> bool:
-    """Whether what a job holds is what it asks for."""
-    held = job.placement
-    if held is None or held.slices != job.slices:
+def placement_fits(job: Job) -> bool:
+    """Return True if the placement that a job holds is one that it asks for."""
+    placement = job.placement
+    if placement is None or placement.slices != job.slices:
         return False
-    return Choice(held.accelerator, held.zone) in job.choices
+    return Candidate(placement.accelerator, placement.zone) in job.choices
 
 
-def clamped(job: Job, now: float) -> Job:
-    """A job as an earlier server left it, with no time in the future.
+# --- Clocks -----------------------------------------------------------------------------------
 
-    If the wall clock was set back between two servers, a backoff of seconds would last hours.
+
+def clamp_times(job: Job, now: float) -> Job:
+    """Move all times in the future to `now`, in a job that an earlier server saved.
+
+    If the wall clock was set back between two servers, a backoff of seconds would otherwise last
+    hours.
     """
-    held, attempt = job.placement, job.attempt
-    moments = [job.not_before, job.kept_until]
-    if held is not None:
-        moments += [held.asked_at, held.ready_at]
+    placement, attempt = job.placement, job.attempt
+    times = [job.not_before, job.kept_until]
+    if placement is not None:
+        times += [placement.asked_at, placement.ready_at]
     if attempt is not None:
-        moments += [attempt.started_at, attempt.running_at, attempt.failed_at, attempt.stuck_at]
-    if all(moment is None or moment <= now for moment in moments):
-        return job  # nearly always, and a thousand jobs are checked at every start
-    if held is not None:
-        held = replace(held, asked_at=min(held.asked_at, now), ready_at=_past(held.ready_at, now))
+        times += [attempt.started_at, attempt.running_at, attempt.failed_at, attempt.stuck_at]
+    if all(time is None or time <= now for time in times):
+        return job  # nearly always, and a server may start with thousands of jobs
+    if placement is not None:
+        placement = replace(
+            placement,
+            asked_at=min(placement.asked_at, now),
+            ready_at=_at_most(placement.ready_at, now),
+        )
     if attempt is not None:
         attempt = replace(
             attempt,
             started_at=min(attempt.started_at, now),
-            running_at=_past(attempt.running_at, now),
-            failed_at=_past(attempt.failed_at, now),
-            stuck_at=_past(attempt.stuck_at, now),
+            running_at=_at_most(attempt.running_at, now),
+            failed_at=_at_most(attempt.failed_at, now),
+            stuck_at=_at_most(attempt.stuck_at, now),
         )
     return replace(
         job,
-        placement=held,
+        placement=placement,
         attempt=attempt,
         not_before=min(job.not_before, now + RETRY_LIMIT),
-        kept_until=_past(job.kept_until, now + job.keep),
+        kept_until=_at_most(job.kept_until, now + job.keep),
     )
 
 
-def _past(moment: float | None, now: float) -> float | None:
-    return None if moment is None else min(moment, now)
-
-
-# --- small parts --------------------------------------------------------------------------------
-
-
-def _size_and_place(held: Placement) -> str:
-    hosts = "1 host" if held.hosts == 1 else f"{held.hosts} hosts"
-    return f"{hosts}, {held.chips} chips in {held.zone}"
+def _at_most(time: float | None, limit: float) -> float | None:
+    return None if time is None else min(time, limit)

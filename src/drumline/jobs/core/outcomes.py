@@ -1,270 +1,381 @@
-"""How an attempt ends, and with it sometimes the job: what is counted, kept and released. Pure.
+"""The end of an attempt or a job: the counts, and the slices to release or to hold back. Pure.
 
-`lifecycle` and `diagnosis` find out what happened; this module says what follows from it.
+`lifecycle` and `diagnosis` find out what happened. This module decides what follows.
+
+A slice with a bad host may be held back instead of released, because the cloud often grants a
+released slice again within minutes, with the same bad host. Held-back slices cost as much as
+others. So their number is limited, and they are released once the program runs elsewhere or no
+other slice is available.
 """
 
 from dataclasses import replace
 
-from drumline.jobs.core.memory import Proof
-from drumline.jobs.core.parking import let_go
+from drumline.jobs.core.host_history import EvidenceKind
 from drumline.jobs.core.state import (
     Attempt,
     Cause,
+    CauseKind,
     Decision,
     Effect,
     EffectKind,
-    Ended,
+    EndedAttempt,
     Event,
     Job,
+    Observations,
     Outcome,
     Placement,
-    Seen,
     Status,
-    Thresholds,
+    Timeouts,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed.hosts import HostReport
+from drumline.observed import Fault, FaultKind, HostPhase, HostReport
 
-DEPARTURES = {
-    "go on later": "the program saved its work and left",
-    "told to end": "the program was ended by a SIGTERM that Drumline did not send",
+RESTART_MESSAGES = {
+    CauseKind.RESTART_REQUESTED.value: "the program saved its work and asked for a restart",
+    CauseKind.SIGTERM.value: "the program was stopped by SIGTERM from outside Drumline",
 }
-"""Causes that are not failures: the program is started again and nothing is counted."""
-_BACKOFF_LIMIT = 60.0
+"""Causes that are not failures. The program is started again and nothing is counted."""
+BACKOFF_LIMIT = 60.0
 RETRY_LIMIT = 120.0
-"""The most seconds between two refused requests: a user who renews an expired login should not
-wait long until that is noticed."""
+"""The most seconds between two refused requests. It is short, so that a job notices soon when a
+user renews an expired login."""
+MAX_DOUBLINGS = 10
 
 
-def after_stop(job: Job, held: Placement, seen: Seen, now: float, patience: Thresholds) -> Decision:
-    """The program was stopped on all hosts because of `job.cause`: start it again, or give up."""
-    if not seen.stopped:
-        return Decision(job, effects=(Effect(EffectKind.STOP, held),))
-    assert job.cause is not None
-    if job.cause.kind in DEPARTURES:
-        return _left(job, DEPARTURES[job.cause.kind], now, patience)
-    return _failed(job, held, job.cause, now, patience)
+# --- The end of an attempt --------------------------------------------------------------------
 
 
-def _left(job: Job, how: str, now: float, patience: Thresholds) -> Decision:
-    """The program exited to be started again. That is no failure, but quick exits are backed off.
+def after_stop(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
+    """Decide what follows once the program was stopped on all hosts because of `job.cause`."""
+    if not observations.stopped:
+        return Decision(job, effects=(Effect(EffectKind.STOP, placement),))
+    cause = job.cause
+    assert cause is not None
+    if cause.kind in RESTART_MESSAGES:
+        return _restart_uncounted(job, RESTART_MESSAGES[cause.kind], now, timeouts)
+    return _after_failure(job, placement, cause, now, timeouts)
 
-    On a slice that is being preempted this is never reached: `diagnosis` waits for the host to go.
+
+def _restart_uncounted(job: Job, message: str, now: float, timeouts: Timeouts) -> Decision:
+    """Start the program again after an exit that is no failure; back off if it exited quickly.
+
+    On a slice that is being preempted, `diagnosis` waits for the preemption instead.
     """
-    attempt = attempt_of(job)
-    began = attempt.started_at if attempt.running_at is None else attempt.running_at
-    departures = 1 if now - began > _BACKOFF_LIMIT else job.departures + 1
-    again = replace(
+    attempt = current_attempt(job)
+    began_at = attempt.started_at if attempt.running_at is None else attempt.running_at
+    departures = 1 if now - began_at > BACKOFF_LIMIT else job.departures + 1
+    job = replace(
         job,
         attempt=None,
         cause=None,
         departures=departures,
-        not_before=now + _backoff(departures, patience),
+        not_before=now + _backoff(departures, timeouts),
     )
     return Decision(
-        note(again, f"{how}; starting again", Status.RECOVERING),
-        events=(Event("left", f"{how}; starting it again"),),
-        ended=(Ended(attempt, Outcome.LEFT, how),),
+        with_reason(job, f"{message}; starting again", Status.RECOVERING),
+        events=(Event("left", f"{message}; starting it again"),),
+        ended=(EndedAttempt(attempt, Outcome.RESTARTED, message),),
     )
 
 
-def _failed(job: Job, held: Placement, cause: Cause, now: float, patience: Thresholds) -> Decision:
-    where = f"{cause.kind} on host {cause.host} of {cause.hosts}: {cause.error}"
+def _after_failure(
+    job: Job, placement: Placement, cause: Cause, now: float, timeouts: Timeouts
+) -> Decision:
+    """Count a failure. Start the program again, or end the job if the allowance is used up."""
+    text = f"{cause.kind} on host {cause.host} of {cause.hosts}: {cause.error}"
     outcome = Outcome.PROGRAM_FAILED
-    if cause.kind == "set-up failed":
+    if cause.kind == CauseKind.SETUP_FAILED:
         outcome = Outcome.SETUP_FAILED
-    if cause.kind == "stuck":
-        where, outcome = f"stuck: {cause.error}", Outcome.STUCK
-    ended = Ended(attempt_of(job), outcome, where, cause)
+    if cause.kind == CauseKind.STUCK:
+        text, outcome = f"stuck: {cause.error}", Outcome.STUCK
+    ended = EndedAttempt(current_attempt(job), outcome, text, cause)
     failures = job.failures + 1
-    counted = replace(job, attempt=None, failures=failures)
+    job = replace(job, attempt=None, failures=failures)
     if job.allowance.failures is not None and failures > job.allowance.failures:
-        times = "1 failure" if failures == 1 else f"{failures} failures"
-        whose = "set-up" if outcome is Outcome.SETUP_FAILED else "program"
-        return finish(
-            replace(counted, placement=None),
+        count = "1 failure" if failures == 1 else f"{failures} failures, the last"
+        part = "set-up" if outcome is Outcome.SETUP_FAILED else "program"
+        return finish_job(
+            replace(job, placement=None),
             Status.FAILED,
-            f"{times}{'' if failures == 1 else ', the last'} of the {whose}; {where}",
+            f"{count} of the {part}; {text}",
             now,
-            effects=(Effect(EffectKind.RELEASE, held, "the job failed"),),
-            events=(Event("failed", where),),
+            effects=(Effect(EffectKind.RELEASE, placement, "the job failed"),),
+            events=(Event("failed", text),),
             ended=(ended,),
         )
-    backing_off = replace(counted, not_before=now + _backoff(failures, patience))
-    again = f"{where}; starting again"
-    event = Event("stuck", again) if outcome is Outcome.STUCK else Event("failed", where)
-    return Decision(note(backing_off, again, Status.RECOVERING), events=(event,), ended=(ended,))
+    job = replace(job, not_before=now + _backoff(failures, timeouts))
+    reason = f"{text}; starting again"
+    event = Event("stuck", reason) if outcome is Outcome.STUCK else Event("failed", text)
+    job = with_reason(job, reason, Status.RECOVERING)
+    return Decision(job, events=(event,), ended=(ended,))
 
 
-def _backoff(times: int, patience: Thresholds) -> float:
-    return min(_BACKOFF_LIMIT, patience.rest * 2.0 ** min(times - 1, 10))
+def _backoff(failures: int, timeouts: Timeouts) -> float:
+    return min(BACKOFF_LIMIT, timeouts.rest * 2.0 ** min(failures - 1, MAX_DOUBLINGS))
 
 
-def backed_off(job: Job, now: float, patience: Thresholds) -> Job:
-    """The job after one more refused request in a row: the next is made after a longer backoff."""
+def with_backoff(job: Job, now: float, timeouts: Timeouts) -> Job:
+    """Return the job after one more refused request in a row, with a longer backoff."""
     refusals = job.refusals + 1
-    pause = min(RETRY_LIMIT, patience.retry * 2.0 ** min(refusals - 1, 10))
+    pause = min(RETRY_LIMIT, timeouts.retry * 2.0 ** min(refusals - 1, MAX_DOUBLINGS))
     return replace(job, refusals=refusals, not_before=now + pause)
 
 
-def turn_down(job: Job, held: Placement, why: str, now: float, first: float) -> Decision:
-    """A host of the slice is known to be bad: the same attempt goes on with another slice.
-
-    The pause before that is `first` seconds, doubled each time: where all machines are excluded,
-    the cloud can only give them again.
-    """
-    times = job.turned_down + 1
-    # No host starts before all of them are admitted.
-    left, effects, events = let_go(job, held, why, idle=True)
-    again = replace(
-        left,
-        next_choice=(job.next_choice + 1) % len(job.choices),
-        turned_down=times,
-        not_before=now + min(RETRY_LIMIT, first * 2.0 ** min(times - 1, 10)),
-        attempt=Attempt(attempt_of(job).number, attempt_of(job).started_at),
-    )
-    turned = "" if times == 1 else f"; {times} slices in a row were refused"
-    said = note(again, f"refused: {why}{turned}", Status.WAITING)
-    return Decision(said, effects, (Event("refused", why), *events))
-
-
-def bad_host(
-    job: Job, held: Placement, cause: Cause, seen: Seen, now: float, *, idle: bool
+def reject_placement(
+    job: Job, placement: Placement, reason: str, now: float, first_pause: float
 ) -> Decision:
-    """A host is unusable: let go of the slice and ask for another.
+    """Reject slices with an excluded host. The attempt continues on other slices.
 
-    A chip that was measured to be wrong costs the job nothing. A start that failed may have been
-    the program's fault, so in a row they use up an allowance, and so do steps that were not the
-    same twice on chips that a burn-in has just found sound. Where many hosts fail at once
-    (`mass_event`) every one counts: then another slice is no better. `idle` is a slice where the
-    program has ended on every host.
+    The pause before the next request is `first_pause` seconds, doubled each time: if all machines
+    of a zone are excluded, the cloud can only grant them again.
     """
-    mass_event = seen.mass_event
-    measured = cause.proof == Proof.BURN_IN or (cause.proof == Proof.REPLAY and not held.proved)
-    counts = bool(mass_event) or not measured
-    in_a_row = job.bad_in_a_row + counts
+    rejections = job.turned_down + 1
+    # No host starts the program before all hosts are admitted, so the slices are idle.
+    job, effects, events = _release_or_hold_back(job, placement, reason, idle=True)
+    attempt = current_attempt(job)
+    job = replace(
+        job,
+        next_choice=(job.next_choice + 1) % len(job.choices),
+        turned_down=rejections,
+        not_before=now + min(RETRY_LIMIT, first_pause * 2.0 ** min(rejections - 1, MAX_DOUBLINGS)),
+        attempt=Attempt(attempt.number, attempt.started_at),
+    )
+    in_a_row = "" if rejections == 1 else f" ({rejections} in a row)"
+    job = with_reason(job, f"rejected slice: {reason}{in_a_row}", Status.WAITING)
+    return Decision(job, effects, (Event("refused", reason), *events))
+
+
+def replace_bad_host(
+    job: Job,
+    placement: Placement,
+    cause: Cause,
+    observations: Observations,
+    now: float,
+    *,
+    idle: bool,
+) -> Decision:
+    """Release or hold back the slices with a bad host, and request others.
+
+    Consecutive bad hosts use up an allowance if the program may be the cause: if a program failed
+    to start, or if a training step was not reproducible on chips that had just passed a burn-in. A
+    chip that was measured to be wrong does not count. If many hosts fail at once, every one counts,
+    because other slices would be no better.
+
+    `idle` says that the program has ended on every host.
+    """
+    mass_failure = observations.mass_failure
+    measured = cause.proof == EvidenceKind.BURN_IN or (
+        cause.proof == EvidenceKind.REPLAY and not placement.proved
+    )
+    in_a_row = job.bad_in_a_row + (bool(mass_failure) or not measured)
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
-    ended = (Ended(attempt_of(job), Outcome.BAD_HOST, text, cause),)
-    counted = replace(
+    ended = (EndedAttempt(current_attempt(job), Outcome.BAD_HOST, text, cause),)
+    events = (Event("badhost", text),)
+    job = replace(
         job, bad_hosts=job.bad_hosts + 1, bad_in_a_row=in_a_row, attempt=None, cause=cause
     )
-    events = (Event("badhost", text),)
     if job.allowance.bad_hosts is not None and in_a_row > job.allowance.bad_hosts:
-        why = f"{in_a_row} bad hosts, the last: {text}"
-        why += f"; {mass_event}" if mass_event else ""
-        released = (Effect(EffectKind.RELEASE, held, text),)
-        done = replace(counted, placement=None)
-        return finish(done, Status.FAILED, why, now, released, events, ended)
-    left, effects, parked = let_go(counted, held, text, idle=idle)
-    recovering = note(left, f"{text}; slice being replaced", Status.RECOVERING)
-    return Decision(recovering, effects, (*events, *parked), ended)
+        reason = f"{in_a_row} bad hosts, the last: {text}"
+        reason += f"; {mass_failure}" if mass_failure else ""
+        release = (Effect(EffectKind.RELEASE, placement, text),)
+        job = replace(job, placement=None)
+        return finish_job(job, Status.FAILED, reason, now, release, events, ended)
+    job, effects, held_back = _release_or_hold_back(job, placement, text, idle=idle)
+    job = with_reason(job, f"{text}; slice being replaced", Status.RECOVERING)
+    return Decision(job, effects, (*events, *held_back), ended)
 
 
-def preempted(
-    job: Job, held: Placement, why: str, now: float, steps: Steps | None = None
+def after_preemption(
+    job: Job, placement: Placement, reason: str, now: float, steps: Steps | None = None
 ) -> Decision:
-    """The slice was lost, not by the program's fault: release it always, and ask for another."""
+    """Release slices that were lost through no fault of the program, and request others."""
     preemptions = job.preemptions + 1
-    ended = (Ended(attempt_of(job), Outcome.PREEMPTED, why),) if job.attempt else ()
-    counted = replace(job, preemptions=preemptions, attempt=None, placement=None, cause=None)
-    released = (Effect(EffectKind.RELEASE, held, why),)
-    at = f"in {held.zone}: {why}" if steps is None else _place(steps)
-    events = (Event("preempted", f"slice taken by the cloud {at}"),)
+    ended = (EndedAttempt(current_attempt(job), Outcome.PREEMPTED, reason),) if job.attempt else ()
+    job = replace(job, preemptions=preemptions, attempt=None, placement=None, cause=None)
+    release = (Effect(EffectKind.RELEASE, placement, reason),)
+    position = f"in {placement.zone}: {reason}" if steps is None else _format_position(steps)
+    events = (Event("preempted", f"slice taken by the cloud {position}"),)
     if job.allowance.preemptions is not None and preemptions > job.allowance.preemptions:
-        said = f"slice taken {preemptions} times"
-        return finish(counted, Status.FAILED, said, now, released, events, ended)
-    return Decision(
-        note(counted, f"slice taken in {held.zone}", Status.RECOVERING), released, events, ended
-    )
+        job_reason = f"slice taken {preemptions} times"
+        return finish_job(job, Status.FAILED, job_reason, now, release, events, ended)
+    job = with_reason(job, f"slice taken in {placement.zone}", Status.RECOVERING)
+    return Decision(job, release, events, ended)
 
 
-def _place(steps: Steps) -> str:
-    """`at step 151 (checkpoint: step 150)`."""
+def _format_position(steps: Steps) -> str:
+    """Format the newest step and checkpoint: `at step 151 (checkpoint: step 150)`."""
     saved = "" if steps.checkpoint is None else f" (checkpoint: step {steps.checkpoint:,.0f})"
     if not saved and steps.tells_checkpoints:
         saved = " (no checkpoint yet)"
     return f"at step {steps.step:,.0f}{saved}"
 
 
-def proved(started: Decision, held: Placement, reports: tuple[HostReport, ...]) -> Decision:
-    """The start of a program, and where its hosts passed a burn-in before it, that too."""
-    tested = [report for report in reports if report.examined]
-    if held.proved or not tested:
-        return started
-    slowest = max(report.examined_seconds for report in tested)
-    warned = [f"host {r.index}: {r.examined_said}" for r in tested if r.examined == "warn"]
-    text = f"passed in {slowest:.0f} s" + (f", but {'; '.join(warned)}" if warned else "")
-    sound = replace(started.job, placement=replace(held, proved=True))
-    return replace(started, job=sound, events=(Event("burnin", text), *started.events))
+def cancelled_attempt(job: Job) -> tuple[EndedAttempt, ...]:
+    """Return the current attempt as ended by the user; empty if there is none."""
+    return (EndedAttempt(job.attempt, Outcome.CANCELLED, ""),) if job.attempt else ()
 
 
-def at_work(job: Job, seen: Seen) -> Job:
-    """The job while its program runs on every host."""
-    known = job
-    if seen.steps is not None and not job.has_stepped:
-        known = replace(known, has_stepped=True)
-    if job.bad_in_a_row and _got_on(job, seen.steps):
-        known = replace(known, bad_in_a_row=0)
-    going = next((r for r in seen.hosts if r.going_down), None)
-    reason = f"host {going.index} is going down: {going.going_down}" if going else ""
-    return note(known, reason, Status.RUNNING)
+# --- The running program ----------------------------------------------------------------------
 
 
-def _got_on(job: Job, steps: Steps | None) -> bool:
-    """Whether the program has got on since the last bad host, which is then no longer in a row.
+def record_burn_in(
+    decision: Decision, placement: Placement, reports: tuple[HostReport, ...]
+) -> Decision:
+    """Add to the start of a program that its hosts passed a burn-in, if they ran one."""
+    tested = [report for report in reports if report.burn_in]
+    if placement.proved or not tested:
+        return decision
+    slowest = max(report.burn_in_seconds for report in tested)
+    warnings = [f"host {r.index}: {r.burn_in_message}" for r in tested if r.burn_in == "warn"]
+    text = f"passed in {slowest:.0f} s" + (f", but {'; '.join(warnings)}" if warnings else "")
+    job = replace(decision.job, placement=replace(placement, proved=True))
+    return replace(decision, job=job, events=(Event("burnin", text), *decision.events))
 
-    One that was accused in the middle of a training makes steps each time and may be accused each
-    time: then only what it saved counts.
+
+def mark_running(job: Job, observations: Observations) -> Job:
+    """Return the job while its program runs on every host."""
+    steps = observations.steps
+    if steps is not None and not job.has_stepped:
+        job = replace(job, has_stepped=True)
+    if job.bad_in_a_row and _made_progress(job, steps):
+        job = replace(job, bad_in_a_row=0)
+    stopping = next((r for r in observations.reports if r.shutdown_reason), None)
+    reason = f"host {stopping.index} is going down: {stopping.shutdown_reason}" if stopping else ""
+    return with_reason(job, reason, Status.RUNNING)
+
+
+def _made_progress(job: Job, steps: Steps | None) -> bool:
+    """Return True if the program has made progress since the last bad host.
+
+    A program whose host was found bad in the middle of a training makes steps each time and may
+    fail each time. Then only a new checkpoint counts.
     """
-    accused = job.cause is not None and job.cause.proof == Proof.REPLAY
-    return steps is not None and (steps.saved_at is not None or not accused)
+    failed_in_training = job.cause is not None and job.cause.proof == EvidenceKind.REPLAY
+    return steps is not None and (steps.saved_at is not None or not failed_in_training)
 
 
-def give_up_slice(job: Job, wanted: Placement, now: float) -> Decision:
-    """The user no longer wants a slice."""
-    released = (Effect(EffectKind.RELEASE, wanted, "no longer wanted"),)
-    gone = replace(job, placement=None)
-    return finish(gone, Status.CANCELLED, "cancelled", now, effects=released, ended=cut_short(job))
+# --- The end of a job -------------------------------------------------------------------------
 
 
-def cut_short(job: Job) -> tuple[Ended, ...]:
-    """The attempt under way, ended by the user."""
-    return (Ended(job.attempt, Outcome.CANCELLED, ""),) if job.attempt else ()
+def release_for_user(job: Job, placement: Placement, now: float) -> Decision:
+    """End a cancelled or deleted job and release its slices."""
+    release = (Effect(EffectKind.RELEASE, placement, "no longer wanted"),)
+    ended = cancelled_attempt(job)
+    job = replace(job, placement=None)
+    return finish_job(job, Status.CANCELLED, "cancelled", now, effects=release, ended=ended)
 
 
-def finish(
+def finish_job(
     job: Job,
     status: Status,
     reason: str,
     now: float,
     effects: tuple[Effect, ...] = (),
     events: tuple[Event, ...] = (),
-    ended: tuple[Ended, ...] = (),
+    ended: tuple[EndedAttempt, ...] = (),
 ) -> Decision:
-    """The job is over."""
-    done = replace(job, status=status, reason=reason, attempt=None, ended_at=now, refusals=0)
-    last = Event(status.value.lower(), reason)
-    return Decision(done, effects, (*events, last), ended)
+    """End a job with this status."""
+    job = replace(job, status=status, reason=reason, attempt=None, ended_at=now, refusals=0)
+    return Decision(job, effects, (*events, Event(status.value.lower(), reason)), ended)
 
 
-def note(job: Job, reason: str, status: Status | None = None) -> Job:
-    """The job with a new status and reason; a job that ran before is recovering, not starting."""
+# --- Slices held back -------------------------------------------------------------------------
+
+
+def _release_or_hold_back(
+    job: Job, placement: Placement, reason: str, *, idle: bool
+) -> tuple[Job, tuple[Effect, ...], tuple[Event, ...]]:
+    """Return the job without its slices, which are held back if the limit allows, else released.
+
+    Slices that may still run the program are not `idle` and are always released. The next attempt
+    waits until released slices are gone, but not for held-back ones, and two programs would write
+    to the same checkpoints.
+    """
+    job = replace(job, placement=None)
+    if not idle or len(job.parked) >= job.parking:
+        return job, (Effect(EffectKind.RELEASE, placement, reason),), ()
+    job = replace(job, parked=(*job.parked, placement))
+    where = f"{placement.chips} chips in {placement.zone}"
+    return job, (), (Event("parked", f"{placement.name} ({where}) until another runs"),)
+
+
+def release_when_unneeded(decision: Decision, observations: Observations) -> Decision:
+    """Add the release of held-back slices if the job has ended or its program runs elsewhere."""
+    job = decision.job
+    if job.status.ended:
+        return _release_all_held_back(decision, "the job is over")
+    started = job.attempt is not None and job.attempt.running_at is not None
+    # A server that has just started has no reports yet, and all() of none is True.
+    reports = observations.reports
+    if started and reports and all(_is_working(report) for report in reports):
+        return _release_all_held_back(decision, "the program runs elsewhere")
+    return decision
+
+
+def release_if_blocking(decision: Decision, fault: Fault) -> Decision:
+    """Add the release of held-back slices if a refused request suggests that they are in the way.
+
+    Held-back slices use up quota, perhaps all of it. And if every candidate is out of capacity,
+    they would cost money for as long as that lasts.
+    """
+    tried_all = decision.job.next_choice == 0 and fault.kind is FaultKind.STOCKOUT
+    if fault.kind is FaultKind.QUOTA or tried_all:
+        return release_held_back(decision)
+    return decision
+
+
+def release_held_back(decision: Decision) -> Decision:
+    """Add the release of held-back slices, because the cloud grants no others."""
+    return _release_all_held_back(decision, "no other slice is available")
+
+
+def _is_working(report: HostReport) -> bool:
+    """Return True if a host runs the program or has finished it, and passed its burn-in."""
+    finished = report.phase is HostPhase.EXITED and report.exit_code == 0
+    working = finished or report.phase is HostPhase.RUNNING
+    return working and report.burn_in in {"", "pass", "warn"}
+
+
+def _release_all_held_back(decision: Decision, reason: str) -> Decision:
+    job = decision.job
+    if not job.parked:
+        return decision
+    effects = tuple(
+        Effect(EffectKind.RELEASE, placement, f"parked; {reason}") for placement in job.parked
+    )
+    slices = "1 parked slice" if len(job.parked) == 1 else f"{len(job.parked)} parked slices"
+    event = Event("released", f"{slices} released: {reason}")
+    return replace(
+        decision,
+        job=replace(job, parked=()),
+        effects=(*decision.effects, *effects),
+        events=(*decision.events, event),
+    )
+
+
+# --- Helpers ----------------------------------------------------------------------------------
+
+
+def with_reason(job: Job, reason: str, status: Status | None = None) -> Job:
+    """Return the job with this reason and status. A job that ran before recovers, not starts."""
     if status in {Status.WAITING, Status.STARTING} and job.has_run:
         status = Status.RECOVERING
     status = status or job.status
-    # Mostly nothing is new, and this is called for a thousand waiting jobs in every round.
+    # Usually nothing changes, and every round calls this for a thousand waiting jobs.
     if (reason, status) == (job.reason, job.status):
         return job
     return replace(job, reason=reason, status=status)
 
 
-def attempt_of(job: Job) -> Attempt:
-    """The attempt under way, or a stand-in for one that never began."""
+def current_attempt(job: Job) -> Attempt:
+    """Return the current attempt, or an empty one if none has started."""
     return job.attempt or Attempt(max(job.attempts, 1), started_at=job.created_at)
 
 
-def in_minutes(seconds: float) -> str:
-    """`45 s`, `12 min`, `2 h 10 min`."""
+def format_duration(seconds: float) -> str:
+    """Format a duration: `45 s`, `12 min`, `2 h 10 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = int(seconds // 60)

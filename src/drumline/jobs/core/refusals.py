@@ -1,46 +1,46 @@
-"""What follows when a placement was refused, or a request for one failed. Pure."""
+"""The action that follows a refused or failed request for slices, by fault. Pure."""
 
 from enum import StrEnum
 
-from drumline.observed.faults import Fault, FaultKind, Scope
+from drumline.observed import Fault, FaultKind, Scope
 
 
-class Action(StrEnum):
-    """What the job does next."""
+class RefusalAction(StrEnum):
+    """The next action of a job after a refusal."""
 
-    NEXT_CHOICE = "next choice"
-    """The job asks for its next choice, and this zone is left alone, longer each time."""
+    NEXT_CANDIDATE = "next candidate"
+    """Request the next candidate. The backoff of this zone grows."""
     RETRY = "retry"
-    """The same request is made again after a growing backoff: another zone would do no better."""
+    """Repeat the request after a growing backoff, because no other zone would accept it."""
     PREEMPTION = "preemption"
-    """The cloud took the slice back before it was ready."""
+    """Count a preemption: the cloud took the slice back before it was ready."""
     GIVE_UP = "give up"
-    """Nothing but a change of the job file can help."""
+    """End the job, because only a change of the job file can help."""
 
 
-_USUAL = {
-    FaultKind.STOCKOUT: Action.NEXT_CHOICE,
-    FaultKind.QUOTA: Action.NEXT_CHOICE,
-    FaultKind.RATE: Action.RETRY,
-    FaultKind.DENIED: Action.NEXT_CHOICE,
-    # The user logs in again and the job goes on by itself: no reason to end it.
-    FaultKind.LOGIN: Action.RETRY,
-    FaultKind.PREEMPTED: Action.PREEMPTION,
-    FaultKind.CONFLICT: Action.RETRY,
-    FaultKind.INVALID: Action.GIVE_UP,
-    FaultKind.NOT_FOUND: Action.RETRY,
-    FaultKind.TRANSIENT: Action.RETRY,
-    # Its meaning is unknown, so neither the zone nor the job is given up.
-    FaultKind.UNKNOWN: Action.NEXT_CHOICE,
+_ACTIONS = {
+    FaultKind.STOCKOUT: RefusalAction.NEXT_CANDIDATE,
+    FaultKind.QUOTA: RefusalAction.NEXT_CANDIDATE,
+    FaultKind.RATE: RefusalAction.RETRY,
+    FaultKind.DENIED: RefusalAction.NEXT_CANDIDATE,
+    # The job continues by itself once the user has logged in again.
+    FaultKind.LOGIN: RefusalAction.RETRY,
+    FaultKind.PREEMPTED: RefusalAction.PREEMPTION,
+    FaultKind.CONFLICT: RefusalAction.RETRY,
+    FaultKind.INVALID: RefusalAction.GIVE_UP,
+    FaultKind.NOT_FOUND: RefusalAction.RETRY,
+    FaultKind.TRANSIENT: RefusalAction.RETRY,
+    # An unknown fault is no reason to give up the zone or the job.
+    FaultKind.UNKNOWN: RefusalAction.NEXT_CANDIDATE,
 }
 
 
-def action(fault: Fault) -> Action:
-    """What a fault leads to, by its kind and its scope."""
-    usual = _USUAL[fault.kind]
-    if fault.scope is Scope.PROJECT and usual is Action.NEXT_CHOICE:
-        # No zone does better, and once an administrator has granted it the job goes on by itself.
-        return Action.RETRY
-    if fault.scope is Scope.ZONE and usual is Action.GIVE_UP:
-        return Action.NEXT_CHOICE
-    return usual
+def action_for(fault: Fault) -> RefusalAction:
+    """Return the action that follows a fault."""
+    action = _ACTIONS[fault.kind]
+    if fault.scope is Scope.PROJECT and action is RefusalAction.NEXT_CANDIDATE:
+        # Other zones refuse as well. The job continues once an administrator grants access.
+        return RefusalAction.RETRY
+    if fault.scope is Scope.ZONE and action is RefusalAction.GIVE_UP:
+        return RefusalAction.NEXT_CANDIDATE
+    return action

@@ -1,4 +1,8 @@
-"""The values that `lifecycle.decide` works on: a job, what was observed, and what is to be done."""
+"""The values that `lifecycle.decide` reads and returns: jobs, observations, decisions.
+
+`Job` and everything in it is saved as JSON in the job database, so field names and enum values here
+do not change.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,24 +11,26 @@ from typing import NamedTuple
 
 from drumline.chips import slice_of
 from drumline.jobs.core.steps import Steps
-from drumline.observed.hosts import HostReport
-from drumline.observed.placements import ListedPlacement, PlacementState
+from drumline.observed import HostReport, ListedPlacement, PlacementState
 
 
-class Choice(NamedTuple):
-    """A possible slice and its zone. A tuple, because each round looks up thousands of them."""
+class Candidate(NamedTuple):
+    """An accelerator and a zone to request it in.
+
+    A tuple, because every round of the supervisor hashes thousands of them.
+    """
 
     accelerator: str
     zone: str
 
     @property
     def hosts(self) -> int:
-        """How many hosts the slice has."""
+        """The number of hosts of the slice."""
         return slice_of(self.accelerator).hosts
 
 
 class Status(StrEnum):
-    """What a user reads in `drumline list`."""
+    """The status of a job, as `drumline list` shows it."""
 
     QUEUED = "QUEUED"
     WAITING = "WAITING"
@@ -37,29 +43,29 @@ class Status(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether the job stays as it is until a user acts."""
+        """True if the job stays as it is until a user acts."""
         return self in {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
 
 
-class Wish(StrEnum):
-    """What the user wants of a job now."""
+class DesiredState(StrEnum):
+    """The state that the user wants a job to reach."""
 
     RUN = "run"
     CANCEL = "cancel"
     DELETE = "delete"
     RESTART = "restart"
-    """A cancelled job was resumed before its program had stopped: run it again once it has."""
+    """A cancelled job was resumed before its program had stopped. It runs again afterwards."""
 
 
 class Outcome(StrEnum):
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     SUCCEEDED = "succeeded"
     PROGRAM_FAILED = "program failed"
     SETUP_FAILED = "set-up failed"
     STUCK = "stuck"
-    LEFT = "left"
-    """The program exited to be started again: it saved its work, or was ended by its host."""
+    RESTARTED = "left"
+    """The program saved its work and exited, or its host ended it. It is started again."""
     PREEMPTED = "preempted"
     BAD_HOST = "bad host"
     CANCELLED = "cancelled"
@@ -67,9 +73,9 @@ class Outcome(StrEnum):
 
 
 class PlacementPhase(StrEnum):
-    """How far a placement of ours has come."""
+    """The progress of a placement, from the request to slices that are ready."""
 
-    ASKING = "asking"
+    REQUESTING = "asking"
     """The cloud has not accepted the request yet."""
     QUEUED = "queued"
     BOOTING = "booting"
@@ -78,7 +84,7 @@ class PlacementPhase(StrEnum):
 
 @dataclass(frozen=True)
 class Allowance:
-    """How often each kind of failure may occur; None is without limit."""
+    """The number of times that each kind of failure may occur; None is without limit."""
 
     failures: int | None = 3
     bad_hosts: int | None = 10
@@ -87,20 +93,20 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Placement:
-    """What a job asked for and holds: one or more slices of a kind, in one zone."""
+    """A job's request for one or more equal slices in one zone, and what became of it."""
 
     name: str
     zone: str
     accelerator: str
-    """The kind of each slice."""
+    """The accelerator of each slice."""
     hosts: int
     """The number of hosts of all slices together."""
     asked_at: float
-    phase: PlacementPhase = PlacementPhase.ASKING
+    phase: PlacementPhase = PlacementPhase.REQUESTING
     ready_at: float | None = None
     slices: int = 1
     proved: bool = False
-    """Whether its chips have passed the burn-in that the job or their past asks for."""
+    """True if the chips passed the burn-in that the job file or the host history asks for."""
 
     @property
     def chips(self) -> int:
@@ -110,179 +116,199 @@ class Placement:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at running the program, from the request for a slice to the outcome."""
+    """One run of the program, from the request for slices to its end."""
 
     number: int
     started_at: float
     fence: int = 0
     """The fencing number, which grows with every attempt of any job in this database. The program
-    claims its checkpoint folder with it, and programs of earlier attempts can write no more."""
+    claims its checkpoint folder with it, and programs of earlier attempts can no longer write."""
     sent_at: float | None = None
-    """When every host had the code."""
+    """When every host had received the code."""
     running_at: float | None = None
     failed_at: float | None = None
-    """When we first saw a host fail; the verdict waits for its siblings and for the cloud."""
+    """When the first failure of a host was observed. The decision waits for the reports of the
+    other hosts and for a poll of the cloud."""
     stuck_at: float | None = None
-    """When we first saw that no step had come for too long; the verdict waits for the cloud."""
+    """When the lack of new steps was first observed. The decision waits for a poll of the cloud."""
     stopping: bool = False
+
+
+class CauseKind(StrEnum):
+    """The kind of a failure."""
+
+    BAD_HOST = "bad host"
+    PROGRAM_FAILED = "program failed"
+    SETUP_FAILED = "set-up failed"
+    STUCK = "stuck"
+    RESTART_REQUESTED = "go on later"
+    """The program saved its work and exited with the code that asks for a restart."""
+    SIGTERM = "told to end"
+    """A SIGTERM that Drumline did not send ended the program."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an attempt failed: the first failing host, by its earliest error."""
+    """The reason why an attempt failed: the first host that failed, and its earliest error."""
 
     kind: str
+    """A `CauseKind`."""
     host: int
     hosts: int
     error: str
     tail: tuple[str, ...] = ()
     ahead_seconds: float | None = None
-    """Seconds between this error and that of the next failing host."""
+    """Seconds between this error and the error of the next host that failed."""
     proof: str = ""
-    """How a bad host was found out, as `memory.Proof` has it; empty for all other causes."""
+    """The `EvidenceKind` against the bad host; empty for all other causes."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that decides what happens next. What is only displayed is kept elsewhere."""
+    """Everything that decides what happens next to a job. Data for display is kept elsewhere."""
 
     id: str
     owner: str
-    """The id of this server among those that share the project; part of every name in the cloud."""
-    choices: tuple[Choice, ...]
-    """Pairs of accelerator and zone, in order of preference."""
+    """The id of this job database. It is part of every resource name in the cloud."""
+    choices: tuple[Candidate, ...]
+    """The candidates, in order of preference."""
     created_at: float
     allowance: Allowance = Allowance()
     slices: int = 1
     """The number of slices in the job's placement."""
     grace: float = 30.0
+    """Seconds from SIGTERM to SIGKILL when the program is stopped."""
     stuck_after: float | None = None
-    """Seconds without a new step after which the program is stuck; None is never."""
+    """Seconds without a new step after which the program counts as stuck; None is never."""
     keep: float = 3600.0
-    """Seconds that a cancelled job keeps its slice for a resume."""
+    """Seconds that a cancelled job keeps its slices for a resume."""
     kept_until: float | None = None
-    """When the slice of a cancelled job is released; None while it holds none."""
-    wish: Wish = Wish.RUN
+    """When the slices of a cancelled job are released; None while it holds none."""
+    wish: DesiredState = DesiredState.RUN
     status: Status = Status.QUEUED
     reason: str = ""
     next_choice: int = 0
+    """The index of the candidate to request next."""
     asks: int = 0
-    """The number of requests so far, which becomes part of their names."""
+    """The number of requests so far, which is part of the placement's name."""
     attempts: int = 0
     failures: int = 0
     bad_hosts: int = 0
     bad_in_a_row: int = 0
-    """Bad hosts since the program last made a step: only these use up the allowance."""
+    """Bad hosts since the program last made a step. Only these use up the allowance."""
     preemptions: int = 0
     departures: int = 0
-    """Times in a row that the program exited soon after its start, to be started again."""
+    """Consecutive attempts in which the program soon exited to be started again."""
     refusals: int = 0
-    """Requests in a row that the cloud refused, or that failed before a slice was ready."""
+    """Consecutive requests that the cloud refused, or that failed before a slice was ready."""
     turned_down: int = 0
-    """Slices in a row that the job did not take because of a host on them."""
+    """Consecutive slices that the job rejected because the host history excludes a host."""
     not_before: float = 0.0
-    """Nothing is asked for, and no program is started again, before this time."""
+    """The earliest time for the next request or the next start of the program."""
     has_run: bool = False
     has_stepped: bool = False
-    """Whether any attempt has reported a step: only then does the lack of one mean something."""
+    """True if any attempt has reported a step. Only then does a lack of steps mean something."""
     attempt: Attempt | None = None
     placement: Placement | None = None
     parking: int = 0
-    """How many slices with a bad host are kept, so that the cloud has to give others."""
+    """The most placements with a bad host to hold back, so that the cloud must grant others."""
     parked: tuple[Placement, ...] = ()
-    """Those that are kept now, until the program runs elsewhere."""
+    """The placements held back at present, until the program runs elsewhere."""
     cause: Cause | None = None
     ended_at: float | None = None
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """What the newest successful poll of a zone says about a placement."""
+class PlacementObservation:
+    """A placement as the newest successful poll of its zone shows it."""
 
     at: float
     """When the poll began."""
     listed: ListedPlacement | None
-    """The placement in the listing; None where the cloud has nothing under its name any more."""
+    """The placement in the listing; None if the cloud no longer has it."""
 
     @property
-    def why_lost(self) -> str | None:
-        """Why the placement was lost; None while it was not."""
+    def lost_reason(self) -> str | None:
+        """The reason why the placement was lost; None if it was not."""
         if self.listed is None:
             return "gone from the cloud"
-        return self.listed.why_lost if self.listed.state is PlacementState.LOST else None
+        return self.listed.lost_reason if self.listed.state is PlacementState.LOST else None
 
 
 @dataclass(frozen=True)
-class Zone:
-    """Whether a slice may be asked for in a zone now."""
+class ZoneStatus:
+    """The status of a zone: open for requests or not, and the reason if not."""
 
     open: bool = True
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Everything observed that concerns one job."""
+class Observations:
+    """Everything observed about one job."""
 
-    sighting: Sighting | None = None
-    """What the cloud shows; None until a poll that began after the placement was asked for."""
-    hosts: tuple[HostReport, ...] = ()
+    placement: PlacementObservation | None = None
+    """The placement in the cloud; None until a poll that began after the request."""
+    reports: tuple[HostReport, ...] = ()
+    """The newest report of each host."""
     listening_since: float | None = None
-    """When we began to listen to the hosts: before that, silence means nothing."""
-    zones: Mapping[Choice, Zone] = field(default_factory=dict)
-    old_slice_alive: bool = False
-    """Whether a slice of this job that is being released may still be running the program."""
+    """When this server began to listen to the hosts. Silence before that means nothing."""
+    zones: Mapping[Candidate, ZoneStatus] = field(default_factory=dict)
+    old_program_may_run: bool = False
+    """True if a slice that is being deleted may still run a program of this job."""
     stopped: bool = False
-    """Whether the program was ended on every host that could be reached."""
+    """True if the program was stopped on every reachable host."""
     steps: Steps | None = None
-    """What the attempt under way has reported about its steps."""
-    mass_event: str = ""
-    """What is wrong where so many hosts went bad that it cannot be the hosts; else empty."""
+    """The steps that the current attempt has reported."""
+    mass_failure: str = ""
+    """A message if so many hosts failed at once that the hosts cannot be the cause."""
 
 
 @dataclass(frozen=True)
-class Thresholds:
-    """Durations in seconds. The defaults are for Google's cloud."""
+class Timeouts:
+    """Durations in seconds. The defaults are for Google Cloud."""
 
     waiting: float = 600.0
-    """Time that a zone has to fill a request while another is open; a queue moves in minutes."""
+    """Time for a zone to fill a request while another zone is open. Queues move within minutes."""
     silence: float = 90.0
     """Silence of a host after which its slice is lost, if the cloud no longer calls it READY."""
     bad_silence: float = 300.0
-    """Silence after which a host is bad though the cloud still calls its slice READY: live
-    migration and reboots take a few minutes."""
+    """Silence after which a host is bad although the cloud still calls its slice READY. Live
+    migrations and reboots take a few minutes."""
     first_contact: float = 600.0
-    """Time from READY to the first SSH connection: hosts of one slice boot minutes apart."""
+    """Time from READY to the first SSH connection. Hosts of one slice boot minutes apart."""
     settle: float = 5.0
-    """Wait after the first failure: other hosts fail too, and their reports show who was first."""
+    """Wait after the first failure for the reports of other hosts, which show who was first."""
     shutdown: float = 45.0
-    """Time that a host must outlive a program that was ended by a signal or that saved its work and
-    exited: a preempted host has about 30 s to shut down, and ends its programs first."""
+    """Time that a host must outlive a program that a signal ended, or that saved its work and
+    exited. A preempted host has about 30 s to shut down, and ends its programs first."""
     rest: float = 2.0
-    """Wait before the first restart after a failure; doubled each time up to a minute, so that a
-    program does not use up its allowance during an outage of something it depends on."""
+    """Wait before the first restart after a failure, doubled each time up to a minute, so that a
+    program does not use up its allowance during an outage of a service that it needs."""
     retry: float = 10.0
-    """Wait before a refused request is made again; doubled each time up to RETRY_LIMIT."""
+    """Wait before a refused request is repeated, doubled each time up to `RETRY_LIMIT`."""
 
 
 class EffectKind(StrEnum):
-    """What the supervisor is to do."""
+    """An action of the supervisor."""
 
-    ASK = "ask"
-    DRIVE = "drive"
+    REQUEST = "ask"
+    RUN = "drive"
+    """Connect to the hosts, start the program if it does not run, and listen."""
     STOP = "stop"
     RELEASE = "release"
     POLL = "poll"
-    SHORT = "short"
+    NO_CAPACITY = "short"
+    """Mark the zone of the placement as out of capacity."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """One thing to do, about one placement. SHORT marks its zone as out of capacity."""
+    """One action on one placement."""
 
     kind: EffectKind
     placement: Placement
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -294,7 +320,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedAttempt:
     """An attempt that is over."""
 
     attempt: Attempt
@@ -305,9 +331,9 @@ class Ended:
 
 @dataclass(frozen=True)
 class Decision:
-    """The job as it is to be saved, and what follows from it."""
+    """The new state of a job, and the effects and events that follow from it."""
 
     job: Job
     effects: tuple[Effect, ...] = ()
     events: tuple[Event, ...] = ()
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[EndedAttempt, ...] = ()

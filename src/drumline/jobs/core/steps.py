@@ -1,89 +1,89 @@
-"""The progress of one attempt by its heartbeats: how far it is, and what of it is saved.
+"""The steps of one attempt, from its heartbeats: its progress and its checkpoints. Pure.
 
-Pure: `advance` takes the next heartbeat and the time it was seen, by our clock. The steps of a
-job's attempts show whether it is stuck, how many steps were run again, and what was lost.
+`update_steps` takes the next heartbeat and the time it was observed, by the server's clock. The
+steps of a job's attempts show whether it is stuck, how many steps it repeated, and what it lost.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-LARGEST = 2.0**63
-"""The bound of steps and metrics: SQLite stores no larger integer."""
+MAX_NUMBER = 2.0**63
+"""The bound of steps and metrics, because SQLite stores no larger integer."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What an attempt has reported about its steps so far."""
+    """The steps that an attempt has reported. Saved as JSON, so the field names do not change."""
 
     step: float
     stepped_at: float
-    """When this step was first seen."""
+    """When this step was first observed."""
     moving: bool = False
-    """Whether a second step was reported: by then the program has compiled."""
+    """True after the second step. The program has compiled by then."""
     total: float | None = None
     resumed: float | None = None
-    """The checkpoint it resumed from, 0 for a start from the beginning; None where not reported."""
+    """The step of the checkpoint it resumed from, 0 for a new start; None if not reported."""
     checkpoint: float | None = None
     saved_at: float | None = None
-    """When the newest checkpoint of this attempt was first seen; None before it saved one."""
+    """When the newest checkpoint of this attempt was first observed; None before its first."""
     tells_checkpoints: bool = False
+    """True if the program reports its checkpoints."""
 
     @property
     def last_step(self) -> bool:
-        """Whether no further step will come."""
+        """True if no further step will come."""
         return self.total is not None and self.step >= self.total
 
-    def by(self, now: float) -> "Steps":
-        """As an earlier server saw them, whose clock may have been ahead: nothing after `now`."""
+    def clamped(self, now: float) -> "Steps":
+        """Move times in the future to `now`, because the clock of an earlier server may differ."""
         if self.stepped_at <= now and (self.saved_at is None or self.saved_at <= now):
             return self
-        saved = None if self.saved_at is None else min(self.saved_at, now)
-        return replace(self, stepped_at=min(self.stepped_at, now), saved_at=saved)
+        saved_at = None if self.saved_at is None else min(self.saved_at, now)
+        return replace(self, stepped_at=min(self.stepped_at, now), saved_at=saved_at)
 
 
-def advance(steps: Steps | None, heartbeat: Mapping[str, object], now: float) -> Steps | None:
-    """The steps after one more heartbeat; a heartbeat without a step changes nothing."""
-    step = number(heartbeat.get("step"))
+def update_steps(steps: Steps | None, heartbeat: Mapping[str, object], now: float) -> Steps | None:
+    """Return the steps after one more heartbeat. A heartbeat without a step changes nothing."""
+    step = to_number(heartbeat.get("step"))
     if step is None:
         return steps
     if steps is None:
-        steps = Steps(step, now, resumed=number(heartbeat.get("resumed")))
+        steps = Steps(step, now, resumed=to_number(heartbeat.get("resumed")))
     elif step != steps.step:
-        # Backwards too: a loop that goes back to a checkpoint is alive.
+        # A smaller step counts too: a loop that returns to a checkpoint is not stuck.
         steps = replace(steps, step=step, stepped_at=now, moving=True)
     steps = replace(
         steps,
-        total=number(heartbeat.get("total")) or steps.total,
+        total=to_number(heartbeat.get("total")) or steps.total,
         tells_checkpoints=steps.tells_checkpoints or "checkpoint" in heartbeat,
     )
-    saved = number(heartbeat.get("checkpoint"))
-    if saved is None or saved == steps.checkpoint:
+    checkpoint = to_number(heartbeat.get("checkpoint"))
+    if checkpoint is None or checkpoint == steps.checkpoint:
         return steps
-    fresh = saved != steps.resumed
-    return replace(steps, checkpoint=saved, saved_at=now if fresh else steps.saved_at)
+    new = checkpoint != steps.resumed
+    return replace(steps, checkpoint=checkpoint, saved_at=now if new else steps.saved_at)
 
 
-def steps_again(of_attempts: Iterable[Steps | None]) -> int | None:
-    """Steps that more than one attempt ran; None where an attempt did not report where it began.
+def count_repeated_steps(attempts: Iterable[Steps | None]) -> int | None:
+    """Count the steps that more than one attempt ran; None if an attempt's start is unknown.
 
-    Counted from what was seen: a step that ran between the last heartbeat and the end of an attempt
-    is missed.
+    Steps between the last heartbeat and the end of an attempt are missed.
     """
-    again, reached = 0.0, None
-    for steps in of_attempts:
+    repeated, reached = 0.0, None
+    for steps in attempts:
         if steps is None:
             continue
         if reached is not None:
             if steps.resumed is None:
                 return None
-            again += max(0.0, reached - steps.resumed)
+            repeated += max(0.0, reached - steps.resumed)
         reached = steps.step
-    return round(again)
+    return round(repeated)
 
 
-def number(value: object) -> float | None:
-    """A finite number within bounds, or None: programs report what they like."""
+def to_number(value: object) -> float | None:
+    """Return a finite number within bounds, else None, because programs report any value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # Compared, because an int may be too large to become a float; nan is in no range.
-    return value if -LARGEST < value < LARGEST else None
+    # The comparison does not convert, because an int may be too large for a float. nan is False.
+    return value if -MAX_NUMBER < value < MAX_NUMBER else None

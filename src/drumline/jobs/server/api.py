@@ -21,14 +21,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drumline import __version__
-from drumline.jobs.caller import STRAYS, VERSION
-from drumline.jobs.controller.actions import is_about_storage
+from drumline.jobs.connection import ORPHANS_HEADER, VERSION_HEADER
+from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Status
 from drumline.jobs.server.execution import Exchange, LinesResponse
 from drumline.jobs.server.logs import LogQuery, stream_logs
 from drumline.jobs.server.service import MAX_ID_DIGITS, RECENT_SECONDS, JobService
 from drumline.jobs.server.verbs import RequestError
-from drumline.jobs.store.search import UNREADABLE, Search
+from drumline.jobs.store.records import UNREADABLE, JobFilter
 
 MAX_WAIT_SECONDS = 30.0
 
@@ -204,7 +204,7 @@ def _number(request: Request, key: str) -> float:
     return number
 
 
-def parse_search(query: QueryParams) -> Search:
+def parse_search(query: QueryParams) -> JobFilter:
     """Read the query of `GET /jobs`: all, status, name, user, limit, before."""
     numbers = {}
     for key in ("limit", "before"):
@@ -222,7 +222,7 @@ def parse_search(query: QueryParams) -> Search:
         names = ", ".join([*Status, UNREADABLE])
         raise RequestError(f"status: {min(unknown)!r} is not a status; use one of {names}")
     list_all = query.get("all") == "1" or bool(status) or numbers["before"] is not None
-    return Search(
+    return JobFilter(
         since=None if list_all else time.time() - RECENT_SECONDS,
         status=tuple(dict.fromkeys(status)),
         name=query.get("name"),
@@ -245,8 +245,8 @@ class ServerHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers[VERSION] = __version__
-                headers[STRAYS] = str(len(self._service.orphans.known()))
+                headers[VERSION_HEADER] = __version__
+                headers[ORPHANS_HEADER] = str(len(self._service.orphans.known()))
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -263,7 +263,7 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 
 async def _storage_error(_: Request, error: Exception) -> Response:
-    if not is_about_storage(error):
+    if not is_disk_error(error):
         raise error
     text = f"cannot write to the Drumline home: {error}; free disk space and try again"
     return JSONResponse({"error": text}, status_code=507)

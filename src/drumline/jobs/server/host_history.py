@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from drumline.jobs.controller.memory import HostMemory
-from drumline.jobs.core.memory import KnownHost, Proof
+from drumline.jobs.controller.host_history import HostHistory
+from drumline.jobs.core.host_history import EvidenceKind, HostRecord
 from drumline.jobs.server.verbs import RequestError
 
 MAX_NAME = 200
@@ -16,7 +16,7 @@ MAX_SECONDS = 10 * 365 * 86_400.0
 class HostHistoryApi:
     """The requests of a caller about the host history."""
 
-    def __init__(self, memory: HostMemory) -> None:
+    def __init__(self, memory: HostHistory) -> None:
         """`memory` is the host history of the supervisor."""
         self._memory = memory
 
@@ -51,7 +51,7 @@ class HostHistoryApi:
                 return self._as_json(host)
         raise RequestError(f"{verb!r} is not an action on hosts", 404)
 
-    def _as_json(self, host: KnownHost) -> dict[str, Any]:
+    def _as_json(self, host: HostRecord) -> dict[str, Any]:
         now = self._memory.now()
         return {
             "identity": host.name.identity,
@@ -59,7 +59,7 @@ class HostHistoryApi:
             "zone": host.name.zone,
             "accelerator": host.name.accelerator,
             "state": host.state(now).value,
-            "why": host.why(now),
+            "why": host.reason(now),
             "evidence": [
                 {
                     "proof": evidence.proof.value,
@@ -67,7 +67,7 @@ class HostHistoryApi:
                     "job": evidence.job,
                     "attempt": evidence.attempt,
                     "at": evidence.at,
-                    "held_against": not evidence.mass and evidence.proof is not Proof.PASSED,
+                    "held_against": not evidence.mass and evidence.proof is not EvidenceKind.PASSED,
                 }
                 for evidence in host.evidence
             ],

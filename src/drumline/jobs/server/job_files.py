@@ -14,9 +14,9 @@ from drumline.hosts import code
 from drumline.hosts.bundled_package import BundledPackage, choose_package
 from drumline.hosts.packing.folders import require_workdir
 from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
-from drumline.jobs.billing.quota import beyond_quota
+from drumline.jobs.billing import quota_warnings
 from drumline.jobs.config import Config
-from drumline.jobs.core.state import Choice
+from drumline.jobs.core.state import Candidate
 from drumline.jobs.server.verbs import RequestError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class JobFiles:
         except SpecError as error:
             raise RequestError(str(error)) from None
 
-    async def check(self, raw: Mapping[str, Any]) -> "tuple[JobSpec, tuple[Choice, ...]]":
+    async def check(self, raw: Mapping[str, Any]) -> "tuple[JobSpec, tuple[Candidate, ...]]":
         """Read a job file from JSON. Return it with the slices that it can run on here."""
         from drumline.jobs.spec.zones import (
             bucket_uses,
@@ -80,11 +80,11 @@ class JobFiles:
         return spec, choices
 
     def warnings(
-        self, spec: "JobSpec", choices: tuple[Choice, ...], bundled: BundledPackage
+        self, spec: "JobSpec", choices: tuple[Candidate, ...], bundled: BundledPackage
     ) -> list[str]:
         """Return warnings about quota and packages for a valid job file."""
         config = self._config
-        warnings = [] if config.local else beyond_quota(choices, spec.capacity, config.quota)
+        warnings = [] if config.local else quota_warnings(choices, spec.capacity, config.quota)
         return [*warnings, bundled.warning] if bundled.warning else warnings
 
     async def choose_package(self, spec: "JobSpec") -> BundledPackage:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drumline.hosts.log_segments import TimestampReader, offset_at_time, read_chunk, segments
-from drumline.jobs.controller.log_limit import TRIMMED
 from drumline.jobs.core.state import Job
+from drumline.jobs.folders import TRIMMED
 from drumline.jobs.server.verbs import RequestError
 
 if TYPE_CHECKING:

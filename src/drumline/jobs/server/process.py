@@ -23,8 +23,8 @@ from drumline.cloud.google.infra_health import InfraHealth
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.idle_exit import SHUTDOWN_SECONDS, IdleExit
 from drumline.cloud.protocol import Cloud
-from drumline.jobs.caller import home_folder
 from drumline.jobs.config import Config, ConfigError, read
+from drumline.jobs.connection import home_folder
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.folders import Folders
 from drumline.jobs.server.api import JobsApi
@@ -53,7 +53,7 @@ def connect(config: Config) -> Cloud:
 
 def health_source(config: Config) -> InfraHealth | None:
     """Return the external source of host health, if the settings name one for Google Cloud."""
-    if config.witness is None or config.local:
+    if config.health_source is None or config.local:
         return None
     from drumline.cloud.google.credentials import GoogleCredentials
 
@@ -114,7 +114,8 @@ async def serve(config: Config, stay: bool = False) -> None:
     folders = Folders(config.home)
     store = Store(folders.database)
     cloud = await asyncio.to_thread(connect, config)
-    supervisor = Supervisor(store, cloud, config, ssh_key(folders), witness=health_source(config))
+    source = health_source(config)
+    supervisor = Supervisor(store, cloud, config, ssh_key(folders), health_source=source)
     stop = asyncio.Event()
     service = JobService(supervisor)
     api = JobsApi(

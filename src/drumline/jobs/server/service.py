@@ -15,7 +15,7 @@ from typing import Any
 
 from drumline.hosts.packing.rules import left_out_line
 from drumline.hosts.values import working_copy
-from drumline.jobs.controller.slices.sessions import run_of
+from drumline.jobs.controller.sessions import attempt_key
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.state import Decision, Event, Job
 from drumline.jobs.server import verbs, views
@@ -24,14 +24,13 @@ from drumline.jobs.server.host_history import HostHistoryApi
 from drumline.jobs.server.job_files import JobFiles
 from drumline.jobs.server.orphans import Orphans
 from drumline.jobs.server.verbs import RequestError
-from drumline.jobs.store.records import Record, SetAside, Unreadable
-from drumline.jobs.store.search import Search
+from drumline.jobs.store.records import JobFilter, Record, UnreadableJob, UnreadableJobError
 from drumline.jobs.store.specs import StoredSpec
-from drumline.observed.hosts import HostPhase
+from drumline.observed import HostPhase
 
 RECENT_SECONDS = 24 * 3600.0
 """Seconds for which `list` shows an ended job without `--all`."""
-ALL_JOBS = Search()
+ALL_JOBS = JobFilter()
 MAX_ID_DIGITS = 15
 """The maximum number of digits of a job id in the database."""
 CLEAN_SECONDS = 30.0
@@ -48,7 +47,7 @@ class JobService:
         self.folders = supervisor.folders
         self.files = JobFiles(supervisor.config, supervisor.cloud, self.folders.code)
         self.orphans = Orphans(supervisor, self.files)
-        self.host_history = HostHistoryApi(supervisor.memory)
+        self.host_history = HostHistoryApi(supervisor.host_history)
 
     # --- views ------------------------------------------------------------------------------
 
@@ -59,7 +58,7 @@ class JobService:
             raise self._no_job(job_id[:40])
         try:
             record = self.supervisor.record(job_id)
-        except Unreadable as error:
+        except UnreadableJobError as error:
             raise RequestError(
                 f"the row of {job_id} in jobs.db cannot be read ({error}); a newer drumline may"
                 f" read it; drumline delete {job_id} releases its slices, clean removes it",
@@ -72,14 +71,14 @@ class JobService:
     def _no_job(self, job_id: str) -> RequestError:
         return RequestError(f"there is no job {job_id}; drumline list --all lists all jobs", 404)
 
-    def overview(self, search: Search = ALL_JOBS) -> list[dict[str, Any]]:
+    def overview(self, search: JobFilter = ALL_JOBS) -> list[dict[str, Any]]:
         """Return the summaries of the matching jobs, oldest first."""
         summaries = []
         for job_id in self.store.find(search):
             try:
                 record = self.supervisor.record(job_id)
-            except Unreadable as error:
-                summaries.append(views.unreadable(error.aside))
+            except UnreadableJobError as error:
+                summaries.append(views.unreadable(error.job))
             else:
                 assert record is not None
                 summaries.append(views.summary(self.supervisor, record))
@@ -122,7 +121,7 @@ class JobService:
             "project": config.project,
             "jobs": self.store.count(),
             "living": len(self.supervisor.records),
-            "unreadable": [asdict(aside) for aside in self.store.set_aside()],
+            "unreadable": [asdict(aside) for aside in self.store.unreadable_jobs()],
             "strays": [orphan.as_json() for orphan in self.orphans.known()],
             "trouble": self._errors(),
         }
@@ -130,9 +129,11 @@ class JobService:
     def _errors(self) -> dict[str, str]:
         """Return the current errors by source: a zone, a slice to release, hosts or the disk."""
         supervisor = self.supervisor
-        disk = {"disk": supervisor.actions.unwritable} if supervisor.actions.unwritable else {}
-        hosts = {"hosts": event} if (event := supervisor.memory.mass_event()) else {}
-        return {**disk, **hosts, **supervisor.polls.trouble, **supervisor.releases.trouble}
+        disk = {"disk": supervisor.tasks.disk_error} if supervisor.tasks.disk_error else {}
+        hosts = (
+            {"hosts": event} if (event := supervisor.host_history.mass_failure_message()) else {}
+        )
+        return {**disk, **hosts, **supervisor.polls.errors, **supervisor.releases.errors}
 
     # --- new jobs ---------------------------------------------------------------------------
 
@@ -175,13 +176,13 @@ class JobService:
             self._require_unused(job_origin["checkpoint"], "")
         with cleanup:
             record = self.store.add(user or getpass.getuser(), spec.name, stored, make_job)
-        self.supervisor.take_in(record)
+        self.supervisor.add(record)
         warnings = self.files.warnings(spec, choices, bundled)
         for warning in warnings:
-            self.store.note(record.job.id, Event("warning", warning), now)
+            self.store.add_event(record.job.id, Event("warning", warning), now)
         left_out = left_out_fields(archive)
         if line := left_out_line(left_out):
-            self.store.note(record.job.id, Event("note", line), now)
+            self.store.add_event(record.job.id, Event("note", line), now)
         self.supervisor.wake()
         return views.full(self.supervisor, record) | {"warnings": warnings} | left_out
 
@@ -237,9 +238,9 @@ class JobService:
         job_id = job_id.zfill(6)
         try:
             self.supervisor.record(job_id)
-        except Unreadable as error:
+        except UnreadableJobError as error:
             if verb in {"delete", "clean"}:
-                return self._release_unreadable(error.aside, verb)
+                return self._release_unreadable(error.job, verb)
         self.record(job_id)
         match verb:
             case "resume":
@@ -254,7 +255,7 @@ class JobService:
                 raise RequestError(f"{verb!r} is not an action on jobs", 404)
         return self._answer(self.record(job_id), text)
 
-    def _release_unreadable(self, aside: SetAside, verb: str) -> dict[str, Any]:
+    def _release_unreadable(self, aside: UnreadableJob, verb: str) -> dict[str, Any]:
         """Release the slices of a job whose row cannot be read. `clean` also removes the job."""
         count = self.store.release_all(aside.id, time.time())
         self.supervisor.wake()
@@ -300,7 +301,7 @@ class JobService:
         reason = verbs.reason_not_to_resume(requested)
         if reason is not None:
             return self._answer(record, reason)
-        origin = record.spec.given.get("origin")
+        origin = record.spec.document.get("origin")
         adopted = record.spec.origin is not None and record.spec.origin.adopted
         if adopted and body.get("spec") is None:
             raise RequestError(
@@ -328,7 +329,7 @@ class JobService:
         if after["checkpoint"] == before.get("checkpoint"):
             owner = record.spec.checkpoint_owner
         added = {"archive": archive, "origin": origin, "checkpoint_owner": owner}
-        stored = StoredSpec.of(after | added)
+        stored = StoredSpec.from_json(after | added)
         terms = verbs.JobTerms.of(spec, choices)
         # No await from here on: the job is read again and changed at once.
         folder = stored.checkpoints_of(job_id)
@@ -339,7 +340,7 @@ class JobService:
             text = self._change(job_id, verb, stored)
         left_out = left_out_fields(archive)
         if line := left_out_line(left_out):
-            self.store.note(job_id, Event("note", line), time.time())
+            self.store.add_event(job_id, Event("note", line), time.time())
         return self._answer(self.record(job_id), text) | {"changes": changed} | left_out
 
     def _require_same_capacity(
@@ -375,7 +376,7 @@ class JobService:
     ) -> Execution:
         """Return a command that runs on one host or all. Each host gets all of `stdin`."""
         record = self.record(job_id)
-        session = self.supervisor.sessions.get(run_of(record.job))
+        session = self.supervisor.sessions.get(attempt_key(record.job))
         if session is None:
             raise RequestError(f"{record.job.id} is {record.job.status}; no host is connected", 409)
         count = len(session.reports())

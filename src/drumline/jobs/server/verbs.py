@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from drumline.errors import UserError
-from drumline.jobs.billing.costs import per_hour
-from drumline.jobs.controller.slices.strays import Stray
+from drumline.jobs.billing import price_per_hour
+from drumline.jobs.controller.slices import Orphan
 from drumline.jobs.core import lifecycle
-from drumline.jobs.core.outcomes import in_minutes
+from drumline.jobs.core.outcomes import format_duration
 from drumline.jobs.core.state import (
     Allowance,
-    Choice,
+    Candidate,
     Decision,
+    DesiredState,
     Event,
     Job,
     Placement,
     PlacementPhase,
     Status,
-    Wish,
 )
 from drumline.jobs.store.records import Record
 
@@ -52,7 +52,7 @@ class VerbResult:
 class JobTerms:
     """The keys of a job file that `decide` depends on."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[Candidate, ...]
     allowance: Allowance
     grace: float
     keep: float
@@ -60,7 +60,7 @@ class JobTerms:
     parking: int = 0
 
     @classmethod
-    def of(cls, spec: "JobSpec", choices: tuple[Choice, ...]) -> "JobTerms":
+    def of(cls, spec: "JobSpec", choices: tuple[Candidate, ...]) -> "JobTerms":
         """Return the terms of a job file, with the slices that it can run on."""
         retry = spec.retry
         counts = (retry.failures, retry.bad_hosts, retry.preemptions)
@@ -92,19 +92,21 @@ def cancel(record: Record) -> VerbResult:
     job = record.job
     if job.status.ended:
         return VerbResult(f"{job.id} is already {job.status}")
-    if job.wish is Wish.DELETE:
+    if job.wish is DesiredState.DELETE:
         return VerbResult(f"{job.id} is already being deleted; its slice is not kept")
-    decision = Decision(replace(job, wish=Wish.CANCEL), events=(Event("note", "cancel requested"),))
+    decision = Decision(
+        replace(job, wish=DesiredState.CANCEL), events=(Event("note", "cancel requested"),)
+    )
     if job.placement is None or job.placement.ready_at is None:
         return VerbResult(f"{job.id} is cancelled; it holds no slice", decision)
     chips = job.placement.chips
-    rate = per_hour(job.placement.accelerator, job.placement.zone, record.spec.capacity)
+    rate = price_per_hour(job.placement.accelerator, job.placement.zone, record.spec.capacity)
     cost = f", which costs about ${rate:,.2f} an hour" if rate else ""
     tpu_slice = f"its slice ({chips} chips in {job.placement.zone})"
     outcome = f"{tpu_slice} is released"
     if job.keep > 0:
         outcome = (
-            f"{tpu_slice} is kept for {in_minutes(job.keep)} for a resume{cost};"
+            f"{tpu_slice} is kept for {format_duration(job.keep)} for a resume{cost};"
             f" drumline delete {job.id} releases it now"
         )
     return VerbResult(f"{job.id} is being stopped; {outcome}", decision)
@@ -114,9 +116,9 @@ def delete(record: Record) -> VerbResult:
     """Stop the program and release the slice."""
     job = record.job
     decision = None
-    if job.wish is not Wish.DELETE:
+    if job.wish is not DesiredState.DELETE:
         event = Event("note", "delete requested")
-        decision = Decision(replace(job, wish=Wish.DELETE), events=(event,))
+        decision = Decision(replace(job, wish=DesiredState.DELETE), events=(event,))
     if job.placement is None:
         return VerbResult(f"{job.id} holds no slice", decision)
     chips = job.placement.chips
@@ -130,14 +132,14 @@ def reason_not_to_resume(job: Job) -> str | None:
     """Return None if a job can be resumed, or a message if it runs anyway."""
     if job.status is Status.SUCCEEDED:
         raise RequestError(f"{job.id} has succeeded; create a new job to run it again", 409)
-    if job.status.ended or job.wish is Wish.CANCEL:
+    if job.status.ended or job.wish is DesiredState.CANCEL:
         return None
-    if job.wish is Wish.DELETE:
+    if job.wish is DesiredState.DELETE:
         raise RequestError(
             f"{job.id} is being deleted; resume it after drumline wait {job.id} returns",
             409,
         )
-    if job.wish is Wish.RESTART:
+    if job.wish is DesiredState.RESTART:
         return f"{job.id} is already resumed; it restarts after its program has stopped"
     return f"{job.id} is already {job.status}"
 
@@ -151,7 +153,7 @@ def resume(
     `changes` are the lines of the job file that changed.
     """
     job = record.job
-    if job.wish is Wish.DELETE and requested.wish is not Wish.DELETE:
+    if job.wish is DesiredState.DELETE and requested.wish is not DesiredState.DELETE:
         raise RequestError(f"{job.id} was deleted in the meantime; it is not resumed", 409)
     reason = reason_not_to_resume(job)
     if reason is not None:
@@ -163,12 +165,12 @@ def resume(
     if stopping and job.placement and job.placement.phase is PlacementPhase.READY:
         where = _slice_of(job)
         event = Event("note", "resume requested; it restarts after its program has stopped")
-        later = Decision(replace(job, wish=Wish.RESTART), events=(*notes, event))
+        later = Decision(replace(job, wish=DesiredState.RESTART), events=(*notes, event))
         return VerbResult(
             f"{job.id} restarts {where}, with the current code, after its program has stopped",
             later,
         )
-    decision = lifecycle.resumed(job)
+    decision = lifecycle.resume_job(job)
     decision = replace(decision, events=(*notes, *decision.events))
     return VerbResult(f"{job.id} restarts {_slice_of(job)}, with the current code", decision)
 
@@ -176,13 +178,13 @@ def resume(
 def _slice_of(job: Job) -> str:
     if job.placement is None:
         return "on a new slice"
-    if not lifecycle.fits(job):
+    if not lifecycle.placement_fits(job):
         return f"on a new slice (the one in {job.placement.zone} does not fit the job file)"
     state = "kept" if job.placement.phase is PlacementPhase.READY else "requested"
     return f"on the slice {state} in {job.placement.zone}"
 
 
-def adopting_job(terms: JobTerms, orphan: Stray, owner: str, now: float) -> Job:
+def adopting_job(terms: JobTerms, orphan: Orphan, owner: str, now: float) -> Job:
     """Return a job that keeps a slice of a lost database, like a cancelled job."""
     placement = Placement(
         orphan.name, orphan.zone, orphan.accelerator, orphan.hosts,
@@ -192,7 +194,7 @@ def adopting_job(terms: JobTerms, orphan: Stray, owner: str, now: float) -> Job:
     reason = f"slice {orphan.accelerator} in {orphan.zone} adopted, kept for a resume"
     return replace(
         job,
-        wish=Wish.CANCEL,
+        wish=DesiredState.CANCEL,
         status=Status.CANCELLED,
         reason=reason,
         placement=placement,
@@ -202,6 +204,6 @@ def adopting_job(terms: JobTerms, orphan: Stray, owner: str, now: float) -> Job:
 
 def removable(job: Job) -> bool:
     """Return True if a job that `clean` deletes has ended and holds no slice."""
-    if job.wish is not Wish.DELETE:
+    if job.wish is not DesiredState.DELETE:
         raise RequestError(f"{job.id} was resumed in the meantime; nothing was removed", 409)
     return job.status.ended and job.placement is None

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from drumline import __version__
 from drumline.chips import slice_of
-from drumline.jobs.billing.costs import cost, cost_lost, per_hour
-from drumline.jobs.core.outcomes import in_minutes
-from drumline.jobs.core.state import Choice, Job
-from drumline.jobs.core.steps import steps_again
-from drumline.jobs.store.records import Record, SetAside
-from drumline.jobs.store.search import UNREADABLE
+from drumline.jobs.billing import cost_of_lost_steps, cost_of_slices, price_per_hour
+from drumline.jobs.core.outcomes import format_duration
+from drumline.jobs.core.state import Candidate, Job
+from drumline.jobs.core.steps import count_repeated_steps
+from drumline.jobs.store.records import UNREADABLE, Record, UnreadableJob
 from drumline.jobs.store.specs import StoredSpec
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     tier = record.spec.capacity
     ready = job.placement if job.placement and job.placement.ready_at is not None else None
     listed = supervisor.polls.listed(ready) if ready else None
-    rate = per_hour(ready.accelerator, ready.zone, tier) if ready else None
+    rate = price_per_hour(ready.accelerator, ready.zone, tier) if ready else None
     return {
         "id": job.id,
         "user": record.user,
@@ -48,7 +47,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
                 "name": placement.name,
                 "zone": placement.zone,
                 "accelerator": placement.accelerator,
-                "per_hour": per_hour(placement.accelerator, placement.zone, tier),
+                "per_hour": price_per_hour(placement.accelerator, placement.zone, tier),
             }
             for placement in job.parked
         ],
@@ -57,7 +56,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     }
 
 
-def unreadable(aside: SetAside) -> dict[str, Any]:
+def unreadable(aside: UnreadableJob) -> dict[str, Any]:
     """Return the summary of a job whose row cannot be read."""
     identity = {"id": aside.id, "user": aside.user, "name": aside.name, "status": UNREADABLE}
     unknown = dict.fromkeys(
@@ -72,11 +71,11 @@ def unreadable(aside: SetAside) -> dict[str, Any]:
 
 def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
     """Return why a job waits. Errors come first: of the disk, of the cloud, of Drumline."""
-    error = supervisor.actions.unwritable
+    error = supervisor.tasks.disk_error
     if job.placement and not error:
-        error = supervisor.polls.trouble.get(job.placement.zone, "")
-    error = error or supervisor.actions.trouble(job.id)
-    release_error = supervisor.releases.trouble_of(job.id)
+        error = supervisor.polls.errors.get(job.placement.zone, "")
+    error = error or supervisor.tasks.error_of(job.id)
+    release_error = supervisor.releases.error_of(job.id)
     if job.status.ended and release_error:
         return f"{job.reason}; {release_error}" if job.reason else release_error
     if error and not job.status.ended:
@@ -84,10 +83,10 @@ def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
         return f"{error}; last state: {job.reason}" if differs else error
     remaining = supervisor.kept_for(job)
     if remaining is not None and job.placement is not None:
-        rate = per_hour(job.placement.accelerator, job.placement.zone, spec.capacity)
+        rate = price_per_hour(job.placement.accelerator, job.placement.zone, spec.capacity)
         cost = f", about ${rate:,.2f} an hour" if rate else ""
-        return f"{job.reason}, {in_minutes(remaining)} left{cost}"
-    return job.reason or supervisor.heartbeats.trouble.get(job.id, "")
+        return f"{job.reason}, {format_duration(remaining)} left{cost}"
+    return job.reason or supervisor.heartbeats.warnings.get(job.id, "")
 
 
 def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
@@ -101,7 +100,9 @@ def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             {key: attempt[key] for key in keys} for attempt in supervisor.store.attempts(job_id)
         ],
         "points": [asdict(point) for point in points],
-        "steps_again": steps_again(supervisor.store.metrics.steps_by_attempt(job_id).values()),
+        "steps_again": count_repeated_steps(
+            supervisor.store.metrics.steps_by_attempt(job_id).values()
+        ),
     }
 
 
@@ -132,8 +133,8 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     placement, slices = job.placement, store.slices(job.id)
     return summary(supervisor, record) | {
         "spec": record.spec.file,
-        "code": record.spec.given.get("archive"),
-        "origin": record.spec.given.get("origin"),
+        "code": record.spec.document.get("archive"),
+        "origin": record.spec.document.get("origin"),
         "checkpoint": record.spec.checkpoints_of(job.id),
         "cloud": supervisor.config.cloud,
         "cause": asdict(job.cause) if job.cause else None,
@@ -146,23 +147,23 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             "state": placement.phase.value,
             "held_since": placement.ready_at,
             "kept_for": supervisor.kept_for(job),
-            "per_hour": per_hour(placement.accelerator, placement.zone, record.spec.capacity),
+            "per_hour": price_per_hour(placement.accelerator, placement.zone, record.spec.capacity),
         }
         if placement
         else None,
-        "steps_again": steps_again(steps.values()),
-        "cost": cost(slices, record.spec, time.time()),
-        "cost_lost": cost_lost(attempts, steps, slices, record.spec),
+        "steps_again": count_repeated_steps(steps.values()),
+        "cost": cost_of_slices(slices, record.spec, time.time()),
+        "cost_lost": cost_of_lost_steps(attempts, steps, slices, record.spec),
     }
 
 
 def plan_lines(
-    spec: "JobSpec", choices: tuple[Choice, ...], archive: Mapping[str, Any] | None
+    spec: "JobSpec", choices: tuple[Candidate, ...], archive: Mapping[str, Any] | None
 ) -> list[str]:
     """Return the lines of `create --dry-run`."""
     first = choices[0]
     tpu_slice = slice_of(first.accelerator)
-    rate = per_hour(first.accelerator, first.zone, spec.capacity)
+    rate = price_per_hour(first.accelerator, first.zone, spec.capacity)
     cost_per_hour = f", about ${rate:,.0f} an hour" if rate else ""
     zones = list(dict.fromkeys(c.zone for c in choices if c.accelerator == first.accelerator))
     others = list(dict.fromkeys(c.accelerator for c in choices[1:]))

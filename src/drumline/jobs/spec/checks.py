@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from drumline.chips.names import nearest
 from drumline.errors import UserError
-from drumline.jobs.patterns import backtracks
+from drumline.jobs.patterns import find_slow_line
 from drumline.jobs.spec.yaml_lines import KeyPath, Scalar
 
 In = TypeVar("In")
@@ -339,7 +339,7 @@ def progress(raw: object) -> str:
             raise InvalidValue(f"{quoted(pattern)} is not a regular expression: {reason}") from None
     if "step" not in compiled.groupindex:
         raise InvalidValue(f"{quoted(pattern)} has no group called step, like (?P<step>\\d+)")
-    slow = backtracks(compiled)
+    slow = find_slow_line(compiled)
     if slow is not None:
         raise InvalidValue(
             f"{quoted(pattern)} takes too long to match a line of {len(slow)} {slow[0]!r};"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from drumline import chips
-from drumline.jobs.core.state import Choice
+from drumline.jobs.core.state import Candidate
 from drumline.jobs.spec.checks import (
     GCS_SCHEME,
     InvalidValue,
@@ -166,12 +166,12 @@ class BucketUse:
 class RegionCheck(NamedTuple):
     """The candidates in the region of every bucket, or the reason why the job cannot run."""
 
-    candidates: tuple[Choice, ...]
+    candidates: tuple[Candidate, ...]
     error: str | None
     """Two lines for the user if the job may not run anywhere, else None."""
 
 
-def candidates(spec: "JobSpec", *, local: bool) -> tuple[Choice, ...]:
+def candidates(spec: "JobSpec", *, local: bool) -> tuple[Candidate, ...]:
     """Return every possible slice in order of preference: by accelerator, then by zone.
 
     The result is empty if a job names only zones of the emulator and runs on Google Cloud.
@@ -183,7 +183,7 @@ def candidates(spec: "JobSpec", *, local: bool) -> tuple[Choice, ...]:
             zones: Sequence[str] = chips.LOCAL_ZONES if local else available
         else:
             zones = [z for z in spec.zones if z in available or (local and z in chips.LOCAL_ZONES)]
-        result += [Choice(accelerator, zone) for zone in zones]
+        result += [Candidate(accelerator, zone) for zone in zones]
     return tuple(result)
 
 
@@ -196,7 +196,7 @@ def bucket_uses(spec: "JobSpec") -> tuple[BucketUse, ...]:
 
 
 def check_regions(
-    spec: "JobSpec", candidates: Sequence[Choice], locations: Mapping[str, str | None]
+    spec: "JobSpec", candidates: Sequence[Candidate], locations: Mapping[str, str | None]
 ) -> RegionCheck:
     """Keep the candidates in the region of every bucket whose location is known.
 

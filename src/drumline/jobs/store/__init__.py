@@ -1,1 +1,1 @@
-"""The job database: what is kept, how it is found again, and when it is forgotten."""
+"""The job database: its tables, its migrations, and the removal of old data."""

@@ -1,10 +1,11 @@
-"""Jobs, attempts, slices and events on disk: one SQLite file that survives any crash of the server.
+"""The job database: jobs, attempts, slices, events and hosts in one SQLite file.
 
-WAL with synchronous=FULL: what a caller was answered is on disk. Each decision is saved in one
-transaction, before it is acted on.
+With WAL and synchronous=FULL, a change is on disk before the server answers the caller. Each
+decision is saved in one transaction, before the supervisor acts on it.
 """
 
 import json
+import logging
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
@@ -15,20 +16,19 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from drumline.jobs.core.host_history import HostRecord
 from drumline.jobs.core.state import Attempt, Decision, EffectKind, Event, Job, Placement
-from drumline.jobs.store.hosts import HostRows
-from drumline.jobs.store.metrics import Metrics
+from drumline.jobs.store.metrics import MetricsTable
 from drumline.jobs.store.schema import transaction, upgrade
-from drumline.jobs.store.search import MOST_ENDED, Search, where
 from drumline.jobs.store.specs import StoredSpec
-from drumline.observed.hosts import HostReport
+from drumline.observed import HostReport
 
 _JOB = TypeAdapter(Job)
 
 
 @dataclass(frozen=True)
 class Record:
-    """A job with what the user gave for it."""
+    """A job with its user, name and spec."""
 
     job: Job
     user: str
@@ -37,8 +37,8 @@ class Record:
 
 
 @dataclass(frozen=True)
-class SetAside:
-    """A job whose row cannot be read. Nothing is done about it until the user decides."""
+class UnreadableJob:
+    """A job whose row cannot be read. It stays as it is until the user decides."""
 
     id: str
     user: str
@@ -46,18 +46,18 @@ class SetAside:
     reason: str
 
 
-class Unreadable(Exception):
-    """A job's row cannot be read; the text is why."""
+class UnreadableJobError(Exception):
+    """A job's row cannot be read. The text is the reason."""
 
-    def __init__(self, aside: SetAside) -> None:
-        """Keep what is known of the job nevertheless."""
-        super().__init__(aside.reason)
-        self.aside = aside
+    def __init__(self, job: UnreadableJob) -> None:
+        """`job` has the columns that can be read."""
+        super().__init__(job.reason)
+        self.job = job
 
 
 @dataclass(frozen=True)
 class SliceRow:
-    """A slice that was ever requested; it cost money from `ready` to `gone`."""
+    """A placement that was requested. It costs money from `ready` to `gone`."""
 
     name: str
     job: str
@@ -69,27 +69,115 @@ class SliceRow:
     gone: float | None
 
 
+UNREADABLE = "UNREADABLE"
+"""The status under which a job is listed whose row cannot be read."""
+MAX_ENDED = 1000
+"""The most ended jobs in a list without a limit."""
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """The filters of a list of jobs. Those that are None or empty do not apply."""
+
+    since: float | None = None
+    """Leave out jobs that ended before this time."""
+    status: tuple[str, ...] = ()
+    name: str | None = None
+    """Part of the name, or a pattern with * and ?."""
+    user: str | None = None
+    limit: int | None = None
+    """The number of newest jobs; None is all active ones and the newest MAX_ENDED others."""
+    before: str | None = None
+    """List only jobs older than this one, for the next page."""
+
+    @property
+    def paged(self) -> bool:
+        """True if the list ends after a number of jobs, active ones included."""
+        return self.limit is not None or self.before is not None
+
+
+def sql_condition(job_filter: JobFilter) -> tuple[str, list[object]]:
+    """Return the SQL condition on rows of `jobs`, and the values for its question marks."""
+    terms: list[str] = ["1"]
+    values: list[object] = []
+    if job_filter.since is not None:
+        terms.append("(live = 1 OR trouble IS NOT NULL OR ended > ?)")
+        values.append(job_filter.since)
+    if job_filter.status:
+        marks = ", ".join("?" * len(job_filter.status))
+        shown = f"CASE WHEN trouble IS NULL THEN status ELSE '{UNREADABLE}' END"
+        terms.append(f"{shown} IN ({marks})")
+        values += job_filter.status
+    if job_filter.name is not None:
+        pattern = job_filter.name if set(job_filter.name) & set("*?") else f"*{job_filter.name}*"
+        terms.append("name GLOB ?")
+        # GLOB would read a bracket as the start of a character set.
+        values.append(pattern.replace("[", "[[]"))
+    if job_filter.user is not None:
+        terms.append("user = ?")
+        values.append(job_filter.user)
+    if job_filter.before is not None:
+        terms.append("number < ?")
+        values.append(int(job_filter.before))
+    return " AND ".join(terms), values
+
+
+log = logging.getLogger(__name__)
+
+_HOST = TypeAdapter(HostRecord)
+
+
+class HostTable:
+    """The table of hosts that jobs were given, one row for each."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        """`db` is the store's connection."""
+        self._db = db
+
+    def all(self) -> dict[str, HostRecord]:
+        """Return every host by its identity. A row that cannot be read stays in the table."""
+        hosts = {}
+        for row in self._db.execute("SELECT identity, record FROM hosts ORDER BY identity"):
+            try:
+                hosts[row["identity"]] = _HOST.validate_json(row["record"])
+            except ValidationError as error:
+                log.warning("the row of host %s cannot be read: %s", row["identity"], error)
+        return hosts
+
+    def save(self, host: HostRecord) -> None:
+        """Add a host, or replace its row."""
+        self._db.execute(
+            "INSERT INTO hosts VALUES (?, ?, ?) ON CONFLICT (identity)"
+            " DO UPDATE SET last = excluded.last, record = excluded.record",
+            (host.name.identity, host.last_seen, _HOST.dump_json(host).decode()),
+        )
+
+    def remove(self, identity: str) -> None:
+        """Delete the row of a host."""
+        self._db.execute("DELETE FROM hosts WHERE identity = ?", (identity,))
+
+
 class Store:
-    """The database. Used from one thread; each method is one transaction."""
+    """The job database, for use from one thread. Each method is one transaction."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or create it."""
+        """Open the file; create it if it does not exist."""
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         upgrade(self._db)
-        self.metrics = Metrics(self._db)
-        self.hosts = HostRows(self._db)
+        self.metrics = MetricsTable(self._db)
+        self.hosts = HostTable(self._db)
         self._releasing: list[SliceRow] = []
         self._releasing_at = -1
         self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (secrets.token_hex(4),))
         row = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
         self.owner = str(row["value"])
-        """The id of this server among all that share a project: eight characters, never changed."""
+        """The id of this database in its project: eight characters that never change."""
 
     def next_fence(self) -> int:
-        """The fencing number of a new attempt, greater than all before."""
+        """Return the fencing number of a new attempt, greater than all before."""
         row = self._db.execute(
             "INSERT INTO meta VALUES ('fence', '1') ON CONFLICT (key) DO UPDATE"
             " SET value = CAST(CAST(value AS INTEGER) + 1 AS TEXT) RETURNING value"
@@ -97,7 +185,7 @@ class Store:
         return int(row["value"])
 
     def skip_fence_to(self, number: int) -> None:
-        """Give the next attempt a fencing number above this one."""
+        """Make the next fencing number greater than this one."""
         if number:
             self._db.execute(
                 "INSERT INTO meta VALUES ('fence', :number) ON CONFLICT (key) DO UPDATE"
@@ -106,7 +194,7 @@ class Store:
             )
 
     def check_writable(self) -> None:
-        """Write something that changes nothing; raises where the disk is full."""
+        """Write a value that changes nothing. Raises if the disk is full."""
         self._db.execute("UPDATE meta SET value = value WHERE key = 'owner'")
 
     def close(self) -> None:
@@ -116,8 +204,8 @@ class Store:
     def add(
         self, user: str, name: str, spec: Mapping[str, Any], make: Callable[[str], Job]
     ) -> Record:
-        """Save a new job under the next free id, which `make` puts into its state."""
-        kept = StoredSpec.of(spec)
+        """Save a new job under the next free id. `make` returns its state for that id."""
+        stored_spec = StoredSpec.from_json(spec)
         with transaction(self._db):
             row = self._db.execute(
                 "INSERT INTO jobs (user, name, spec, state) VALUES (?, ?, ?, '') RETURNING number",
@@ -126,23 +214,23 @@ class Store:
             job = make(f"{row['number']:06}")
             self._write_state(job, job.created_at)
             self._write_events(job, (Event("created", name),), job.created_at)
-        return Record(job, user, name, kept)
+        return Record(job, user, name, stored_spec)
 
     def living(self) -> list[Record]:
-        """Every job that has not ended or still holds a slice, oldest first.
+        """Return every job that has not ended or still holds slices, oldest first.
 
-        A row that cannot be read is set aside with the reason. The next start tries it again: what
-        a newer version wrote, that version can read.
+        A row that cannot be read is marked with the reason. The next start tries it again, because
+        it may be of another version of Drumline.
         """
         rows = self._db.execute("SELECT * FROM jobs WHERE live = 1 ORDER BY number").fetchall()
-        found = []
+        records = []
         for row in rows:
-            with suppress(Unreadable):
-                found.append(self._record(row))
-        return found
+            with suppress(UnreadableJobError):
+                records.append(self._record(row))
+        return records
 
     def record(self, job_id: str) -> Record | None:
-        """A job; None where there is none of that id. Raises Unreadable."""
+        """Return a job; None if none has that id. Raises UnreadableJobError."""
         query = "SELECT * FROM jobs WHERE number = ?"
         row = self._db.execute(query, (int(job_id),)).fetchone()
         return self._record(row) if row else None
@@ -150,56 +238,57 @@ class Store:
     def _record(self, row: sqlite3.Row) -> Record:
         try:
             job = _JOB.validate_json(row["state"])
-            spec = StoredSpec.of(json.loads(row["spec"]))
-        except (ValueError, RecursionError) as wrong:
-            aside = _aside(row, _why_unreadable(wrong))
-            self._mark(row, aside.reason)
-            raise Unreadable(aside) from None
+            spec = StoredSpec.from_json(json.loads(row["spec"]))
+        except (ValueError, RecursionError) as error:
+            unreadable = _unreadable_job(row, _reason(error))
+            self._mark(row, unreadable.reason)
+            raise UnreadableJobError(unreadable) from None
         self._mark(row, None)
         return Record(job, row["user"], row["name"], spec)
 
-    def _mark(self, row: sqlite3.Row, trouble: str | None) -> None:
-        if row["trouble"] != trouble:
+    def _mark(self, row: sqlite3.Row, reason: str | None) -> None:
+        """Save the reason why a row cannot be read; None if it can."""
+        if row["trouble"] != reason:
             query = "UPDATE jobs SET trouble = ? WHERE number = ?"
-            # On a full disk this is saved when the row is next read.
+            # On a full disk, the next read of the row saves it.
             with suppress(sqlite3.OperationalError):
-                self._db.execute(query, (trouble, row["number"]))
+                self._db.execute(query, (reason, row["number"]))
 
-    def set_aside(self) -> list[SetAside]:
-        """Jobs whose rows cannot be read."""
+    def unreadable_jobs(self) -> list[UnreadableJob]:
+        """Return the jobs whose rows cannot be read."""
         rows = self._db.execute("SELECT * FROM jobs WHERE trouble IS NOT NULL ORDER BY number")
-        return [_aside(row, row["trouble"]) for row in rows]
+        return [_unreadable_job(row, row["trouble"]) for row in rows]
 
     def last_number(self) -> int:
-        """The highest number that a job was ever given."""
+        """Return the highest job number ever used."""
         row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
         return int(row["seq"]) if row else 0
 
     def skip_to(self, number: int) -> None:
-        """Give the next job a number above this one."""
+        """Make the next job number greater than this one."""
         if number > self.last_number():
             with transaction(self._db):
                 self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
                 self._db.execute("INSERT INTO sqlite_sequence VALUES ('jobs', ?)", (number,))
 
     def count(self) -> int:
-        """How many jobs there are, of any age."""
+        """Return the number of all jobs."""
         return int(self._db.execute("SELECT count(*) FROM jobs").fetchone()[0])
 
-    def find(self, search: Search) -> list[str]:
-        """The ids of the jobs that match, oldest first."""
-        term, given = where(search)
-        if search.paged:
-            found = self._numbers(term, given, search.limit or MOST_ENDED)
+    def find(self, job_filter: JobFilter) -> list[str]:
+        """Return the ids of the jobs that match, oldest first."""
+        condition, values = sql_condition(job_filter)
+        if job_filter.paged:
+            numbers = self._numbers(condition, values, job_filter.limit or MAX_ENDED)
         else:
-            found = self._numbers(f"{term} AND live = 1", given, None)
-            found += self._numbers(f"{term} AND live = 0", given, MOST_ENDED)
-        return [f"{number:06}" for number in sorted(found)]
+            numbers = self._numbers(f"{condition} AND live = 1", values, None)
+            numbers += self._numbers(f"{condition} AND live = 0", values, MAX_ENDED)
+        return [f"{number:06}" for number in sorted(numbers)]
 
-    def _numbers(self, term: str, given: list[object], limit: int | None) -> list[int]:
-        # The term consists of question marks and columns, of nothing that a user typed.
-        query = f"SELECT number FROM jobs WHERE {term} ORDER BY number DESC LIMIT ?"  # noqa: S608
-        rows = self._db.execute(query, (*given, -1 if limit is None else limit))
+    def _numbers(self, condition: str, values: list[object], limit: int | None) -> list[int]:
+        # The condition has only columns and question marks, and no text of the user.
+        query = f"SELECT number FROM jobs WHERE {condition} ORDER BY number DESC LIMIT ?"  # noqa: S608
+        rows = self._db.execute(query, (*values, -1 if limit is None else limit))
         return [row["number"] for row in rows]
 
     def save(
@@ -209,18 +298,18 @@ class Store:
         reports: Iterable[HostReport] = (),
         spec: StoredSpec | None = None,
     ) -> None:
-        """Save a decision, and the last reports of the hosts of an attempt that ended.
+        """Save a decision, and the last `reports` of the hosts of an attempt that ended.
 
-        A `spec` replaces what the user gave for the job.
+        A `spec` replaces that of the job.
         """
         job = decision.job
-        hosts = json.dumps([_host(report) for report in reports])
+        hosts = json.dumps([_report_as_json(report) for report in reports])
         with transaction(self._db):
             self._write_state(job, now)
             if spec is not None:
                 self._db.execute(
                     "UPDATE jobs SET spec = ?, name = coalesce(?, name) WHERE number = ?",
-                    (json.dumps(spec.given), spec.name, int(job.id)),
+                    (json.dumps(spec.document), spec.name, int(job.id)),
                 )
             self._write_events(job, decision.events, now)
             for ended in decision.ended:
@@ -245,15 +334,15 @@ class Store:
                         (now, effect.placement.name),
                     )
 
-    def note(self, job_id: str, event: Event, now: float) -> None:
-        """Add a line to a job's history."""
+    def add_event(self, job_id: str, event: Event, now: float) -> None:
+        """Add an event to a job's history."""
         self._db.execute(
             "INSERT INTO events (job, time, kind, text) VALUES (?, ?, ?, ?)",
             (job_id, now, event.kind, event.text),
         )
 
     def remove(self, job_id: str) -> None:
-        """Forget a job. Its slices stay known until they are gone from the cloud."""
+        """Delete a job. The rows of its slices stay until they are gone from the cloud."""
         with transaction(self._db):
             self._db.execute("DELETE FROM jobs WHERE number = ?", (int(job_id),))
             self._db.execute("DELETE FROM attempts WHERE job = ?", (job_id,))
@@ -262,7 +351,7 @@ class Store:
             self._db.execute("DELETE FROM slices WHERE job = ? AND gone IS NOT NULL", (job_id,))
 
     def attempts(self, job_id: str) -> list[dict[str, Any]]:
-        """The attempts of a job, first to last."""
+        """Return the attempts of a job, first to last."""
         rows = self._db.execute("SELECT * FROM attempts WHERE job = ? ORDER BY number", (job_id,))
         return [
             {key: row[key] for key in row.keys() if key not in {"job", "hosts"}}  # noqa: SIM118
@@ -272,7 +361,7 @@ class Store:
         ]
 
     def events(self, job_id: str, after: int = 0) -> list[dict[str, Any]]:
-        """The history of a job from an event on."""
+        """Return the events of a job after a given one."""
         rows = self._db.execute(
             "SELECT id, time, kind, text FROM events WHERE job = ? AND id > ? ORDER BY id",
             (job_id, after),
@@ -280,13 +369,13 @@ class Store:
         return [dict(row) for row in rows]
 
     def slices(self, job_id: str) -> list[SliceRow]:
-        """Every slice a job ever asked for."""
+        """Return every placement that a job has requested."""
         rows = self._db.execute("SELECT * FROM slices WHERE job = ? ORDER BY asked", (job_id,))
         return [SliceRow(**dict(row)) for row in rows]
 
     def releasing(self) -> list[SliceRow]:
-        """Slices that are to be deleted and have not been seen gone."""
-        # Every round asks, and nobody else writes to this file: unchanged until we write.
+        """Return the slices that are being deleted and are not known to be gone."""
+        # Cached for the rounds of the supervisor, because only this connection writes to the file.
         if self._releasing_at != self._db.total_changes:
             rows = self._db.execute(
                 "SELECT * FROM slices WHERE released IS NOT NULL AND gone IS NULL ORDER BY released"
@@ -296,47 +385,50 @@ class Store:
         return list(self._releasing)
 
     def release_all(self, job_id: str, now: float) -> int:
-        """Mark every slice of a job to be deleted; returns how many they are."""
+        """Mark every slice of a job to be deleted. Return their number."""
         changed = self._db.execute(
             "UPDATE slices SET released = ? WHERE job = ? AND released IS NULL AND gone IS NULL",
             (now, job_id),
         )
         return changed.rowcount
 
-    def held_aside(self) -> set[str]:
-        """Slices of jobs that were set aside: whether they are still wanted is not known."""
+    def slices_of_unreadable_jobs(self) -> set[str]:
+        """Return the slices of unreadable jobs, which may still need them."""
         rows = self._db.execute(
             "SELECT slices.name FROM jobs JOIN slices ON slices.job = printf('%06d', jobs.number)"
             " WHERE jobs.trouble IS NOT NULL AND slices.released IS NULL AND slices.gone IS NULL"
         )
         return {row["name"] for row in rows}
 
-    def adopt_stray(self, stray: SliceRow) -> None:
-        """Add a slice with our label that no job holds, to be deleted."""
+    def adopt_orphan(self, row: SliceRow) -> None:
+        """Add a slice with this database's label that no job holds, to be deleted."""
         self._db.execute(
             "INSERT INTO slices VALUES (?, ?, ?, ?, ?, ?, ?, NULL) ON CONFLICT (name) DO UPDATE"
             " SET released = coalesce(released, excluded.released), gone = NULL",
             (
-                stray.name, stray.job, stray.zone, stray.accelerator,
-                stray.asked, stray.ready, stray.released,
+                row.name, row.job, row.zone, row.accelerator,
+                row.asked, row.ready, row.released,
             ),
         )  # fmt: skip
 
     def gone(self, name: str, now: float) -> None:
-        """Note that a slice has been seen gone from the cloud."""
+        """Record that a slice is gone from the cloud."""
         self._db.execute("UPDATE slices SET gone = ? WHERE name = ?", (now, name))
 
-    def long_histories(self, most: int, of_old: int, old: float) -> list[tuple[str, int]]:
-        """Jobs with over `most` events, `of_old` if they ended before `old`; and how many stay."""
+    def long_histories(self, limit: int, old_limit: int, old: float) -> list[tuple[str, int]]:
+        """Return the jobs with more events than `limit`, and the limit of each.
+
+        It is `old_limit` for jobs that ended before the time `old`.
+        """
         rows = self._db.execute(
             "SELECT events.job AS job, count(*) AS count,"
             " coalesce(max(ended), :old) < :old AS is_old"
             " FROM events LEFT JOIN jobs ON jobs.number = CAST(events.job AS INTEGER)"
             " GROUP BY events.job HAVING count(*) > :most",
-            {"old": old, "most": of_old},
+            {"old": old, "most": old_limit},
         )
-        kept = [(row["job"], of_old if row["is_old"] else most, row["count"]) for row in rows]
-        return [(job, keep) for job, keep, count in kept if count > keep + 1]
+        limits = [(row["job"], old_limit if row["is_old"] else limit, row["count"]) for row in rows]
+        return [(job, keep) for job, keep, count in limits if count > keep + 1]
 
     def prune_events(self, job_id: str, keep: int) -> None:
         """Delete the events of a job except its first and the newest `keep`."""
@@ -348,8 +440,10 @@ class Store:
         )
 
     def prune_slices(self, keep: int, before: float) -> None:
-        """Delete rows of slices gone before then: those of cleaned jobs, and all but `keep` of a
-        job's that never came up."""
+        """Delete rows of slices that were gone before a time.
+
+        These are the slices of deleted jobs, and of each job all but `keep` that were never ready.
+        """
         self._db.execute(
             "DELETE FROM slices WHERE gone < ? AND (name IN (SELECT name FROM (SELECT name,"
             " row_number() OVER (PARTITION BY job ORDER BY asked DESC, name DESC) AS place"
@@ -359,7 +453,7 @@ class Store:
         )
 
     def zones_used(self) -> set[str]:
-        """Zones where a slice of ours may be."""
+        """Return the zones that slices of this database have used."""
         return {row["zone"] for row in self._db.execute("SELECT DISTINCT zone FROM slices")}
 
     def _write_state(self, job: Job, now: float) -> None:
@@ -379,8 +473,8 @@ class Store:
             [(job.id, now, event.kind, event.text) for event in events],
         )
 
-    # The times in a job's state order what happens and come from a clock that never steps. The
-    # rows are for display: they take the wall time at which something was first saved.
+    # The times in a job's state are of a clock that never jumps. The rows are for display and have
+    # the wall time at which a change was first saved.
 
     def _write_attempt(self, job: Job, attempt: Attempt, now: float) -> None:
         zone = job.placement.zone if job.placement else None
@@ -395,29 +489,29 @@ class Store:
             (job.id, attempt.number, zone, accelerator, now, running),
         )
 
-    def _write_slice(self, job_id: str, held: Placement, now: float) -> None:
-        ready = None if held.ready_at is None else now
+    def _write_slice(self, job_id: str, placement: Placement, now: float) -> None:
+        ready = None if placement.ready_at is None else now
         self._db.execute(
             "INSERT INTO slices (name, job, zone, accelerator, asked, ready)"
             " VALUES (?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (name) DO UPDATE SET ready = coalesce(ready, excluded.ready)",
-            (held.name, job_id, held.zone, held.accelerator, now, ready),
+            (placement.name, job_id, placement.zone, placement.accelerator, now, ready),
         )
 
 
-def _aside(row: sqlite3.Row, reason: str) -> SetAside:
-    return SetAside(f"{row['number']:06}", row["user"], row["name"], reason)
+def _unreadable_job(row: sqlite3.Row, reason: str) -> UnreadableJob:
+    return UnreadableJob(f"{row['number']:06}", row["user"], row["name"], reason)
 
 
-def _why_unreadable(wrong: Exception) -> str:
-    if isinstance(wrong, ValidationError):
-        first = wrong.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "state"
-        return f"{place}: {first['msg'].lower()}"
-    return str(wrong)
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "state"
+        return f"{key}: {first['msg'].lower()}"
+    return str(error)
 
 
-def _host(report: HostReport) -> dict[str, Any]:
+def _report_as_json(report: HostReport) -> dict[str, Any]:
     return {
         key: getattr(report, key)
         for key in ("index", "phase", "exit_code", "error", "error_at", "tail", "detail")

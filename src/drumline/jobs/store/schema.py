@@ -1,8 +1,8 @@
-"""The tables of the job database, by numbered steps: each home is brought up to date in place.
+"""The schema of the job database and its migrations, which upgrade a home in place.
 
-`PRAGMA user_version` says how many steps a file has had. A step runs in one transaction together
-with its number, so a server that is killed in the middle finds the file as it was before. Steps
-that were released are never changed; a change of the schema is a new step at the end.
+`PRAGMA user_version` is the number of migrations that a file has had. A migration and its number
+are saved in one transaction, so a server that is killed in between leaves the file unchanged.
+Released migrations never change. A change of the schema is a new migration at the end.
 """
 
 import sqlite3
@@ -11,49 +11,49 @@ from contextlib import contextmanager
 
 
 class SchemaError(Exception):
-    """The file cannot be used; the text says why and what to do."""
+    """The file cannot be used. The text has the reason and the fix."""
 
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All of the block is written, or nothing."""
+    """Write all changes of the block, or none."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
         db.execute("COMMIT")
     except BaseException:
-        # A full disk may raise at the commit, and SQLite may have rolled back by itself.
+        # After an error at the commit (a full disk), SQLite may have rolled back by itself.
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
 
 
 def upgrade(db: sqlite3.Connection) -> None:
-    """Apply the steps that a file has not had."""
-    (known,) = db.execute("PRAGMA user_version").fetchone()
-    if known > len(_STEPS):
+    """Apply the migrations that a file has not had."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > len(_MIGRATIONS):
         raise SchemaError(
-            f"jobs.db was written by a newer drumline (its schema is {known}, this one knows"
-            f" {len(_STEPS)}); install that version again"
+            f"jobs.db was written by a newer drumline (its schema is {version}, this one knows"
+            f" {len(_MIGRATIONS)}); install that version again"
         )
-    for number, step in enumerate(_STEPS[known:], start=known + 1):
+    for number, migrate in enumerate(_MIGRATIONS[version:], start=version + 1):
         with transaction(db):
-            # Asked again, now that nobody else can take the step meanwhile.
-            (taken,) = db.execute("PRAGMA user_version").fetchone()
-            if taken < number:
-                step(db)
+            # Another process may have applied the migration before the transaction began.
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version < number:
+                migrate(db)
                 db.execute(f"PRAGMA user_version = {number}")
 
 
-def _first(db: sqlite3.Connection) -> None:
-    """The tables as they were before steps were counted: some files have them, or most of them."""
-    for statement in _FIRST.split(";"):
+def _create_tables(db: sqlite3.Connection) -> None:
+    """Create the tables of the time before migrations. Some files have some of them already."""
+    for statement in _FIRST_TABLES.split(";"):
         db.execute(statement)
     if "course" not in {row[1] for row in db.execute("PRAGMA table_info(attempts)")}:
         db.execute("ALTER TABLE attempts ADD COLUMN course TEXT")
 
 
-_FIRST = """
+_FIRST_TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -85,10 +85,10 @@ CREATE INDEX IF NOT EXISTS slices_of_job ON slices (job)
 """
 
 
-def _what_is_searched_for(db: sqlite3.Connection) -> None:
-    """Columns for what the server starts with and what `list` filters by, out of the state.
+def _add_search_columns(db: sqlite3.Connection) -> None:
+    """Add columns for the start of the server and the filters of `list`, copied from the state.
 
-    A row whose state is no JSON stays `live`, so that the next start reads it and says why not.
+    A row whose state is not JSON stays `live`, so that the next start reads it and reports it.
     """
     for column in (
         "status TEXT NOT NULL DEFAULT ''",
@@ -104,7 +104,7 @@ def _what_is_searched_for(db: sqlite3.Connection) -> None:
         " OR state ->> '$.slice' IS NOT NULL"
         " WHERE json_valid(state)"
     )
-    # All that a search needs: rows are long, and a list would have to read each of them.
+    # This index has all columns of a search, because rows are long and slow to read.
     db.execute(
         "CREATE INDEX searched_jobs ON jobs (live, number, status, ended, user, name, trouble)"
     )
@@ -115,8 +115,8 @@ def _what_is_searched_for(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX slices_of_zone ON slices (zone)")
 
 
-def _placements(db: sqlite3.Connection) -> None:
-    """What a job holds is now called its placement, and a waiting placement is queued."""
+def _rename_placement(db: sqlite3.Connection) -> None:
+    """Rename a job's `slice` to `placement`, and its phase `waiting` to `queued`."""
     db.execute(
         "UPDATE jobs SET state = json_remove("
         "json_set(state, '$.placement', json_extract(state, '$.slice')), '$.slice')"
@@ -128,17 +128,17 @@ def _placements(db: sqlite3.Connection) -> None:
     )
 
 
-def _hosts(db: sqlite3.Connection) -> None:
-    """Hosts that jobs have met, by their strongest names."""
+def _create_hosts(db: sqlite3.Connection) -> None:
+    """Create the table of hosts, by their most specific names."""
     db.execute(
         "CREATE TABLE hosts (identity TEXT PRIMARY KEY, last REAL NOT NULL, record TEXT NOT NULL)"
         " STRICT"
     )
 
 
-_STEPS: tuple[Callable[[sqlite3.Connection], None], ...] = (
-    _first,
-    _what_is_searched_for,
-    _placements,
-    _hosts,
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    _create_tables,
+    _add_search_columns,
+    _rename_placement,
+    _create_hosts,
 )

@@ -1,8 +1,8 @@
-"""What a user gave for a job, as it is kept: the job file, the code packed for it, its origin.
+"""The stored spec of a job: the accepted job file, the packed code, and the job's origin.
 
-`jobs.spec` checks a job file before it is stored, by rules that may grow stricter. A stored file
-runs already, so it is read back with only its types checked, and what an older version left out has
-the default of that version.
+`jobs.spec` validates a job file before it is stored, by rules that may become stricter. A stored
+spec belongs to a job that runs already, so only its types are checked when it is read. A key that
+an older version did not write has the default of that version.
 """
 
 import json
@@ -18,8 +18,8 @@ Capacity = Literal["spot", "on-demand", "reserved"]
 
 
 @dataclass(frozen=True, slots=True)
-class PythonChoice:
-    """Where the program's Python comes from."""
+class PythonSource:
+    """The source of the program's Python."""
 
     kind: Literal["system", "uv", "venv", "conda", "docker"] = "system"
     version: str | None = None
@@ -30,72 +30,72 @@ class PythonChoice:
 
 @dataclass(frozen=True, slots=True)
 class PackedCode:
-    """The archive that the hosts get."""
+    """The archive of the program's code."""
 
     sha: str
     files: int
     bytes: int
     drumline: Use = "none"
-    """How Drumline itself gets to the hosts."""
+    """The part of Drumline that is bundled with the code."""
     rules: int = 0
-    """The version of the packing rules; an archive of version 0 may hold secrets."""
+    """The version of the packing rules. An archive of version 0 may hold secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a job comes from."""
+    """The origin of a job that continues another job or an orphan."""
 
     checkpoint: str | None = None
-    """The folder of the job whose checkpoints it took over."""
+    """The checkpoint folder of the job that it continues."""
     adopted: str | None = None
-    """The stray slice that the job was made for."""
+    """The orphan that it adopted."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSpec:
-    """A job file that was accepted, as far as running the job needs it."""
+    """An accepted job file: the keys that are needed to run the job."""
 
     name: str | None = None
     run: str = ""
     setup: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
-    python: PythonChoice = PythonChoice()
+    python: PythonSource = PythonSource()
     hosts: Literal["all"] | tuple[int, ...] = "all"
     capacity: Capacity = "spot"
     checkpoint: str | None = None
-    """Where the jobs of this file keep their checkpoints, each in a folder of its own."""
+    """The folder of the checkpoints. Each job of this file has a subfolder."""
     progress: str | None = None
     burnin: Literal["off", "short", "long"] = "off"
     checkpoint_owner: str | None = None
-    """The id of the job database; None for a job of version 0.1, whose folder does not have it."""
+    """The id of the job database; None for a job of version 0.1, whose folder is without it."""
     archive: PackedCode | None = None
     origin: Origin | None = None
-    given: SkipValidation[Mapping[str, Any]] = field(default_factory=dict, repr=False)
-    """The whole file as JSON, to be stored, shown and compared with a later version of it."""
+    document: SkipValidation[Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    """The whole spec as JSON, to be stored, displayed and compared with a later version."""
 
     @classmethod
-    def of(cls, given: object) -> Self:
-        """Read what was stored. Raises ValueError."""
-        if not isinstance(given, dict):
+    def from_json(cls, document: object) -> Self:
+        """Read a stored spec. Raises ValueError."""
+        if not isinstance(document, dict):
             raise ValueError("spec: not a mapping")
-        # What was left empty, or written before its type was settled, means what it meant then.
-        known = {key: value for key, value in given.items() if key == "run" or not _empty(value)}
+        # Earlier versions stored empty values, and other types in the two mappings.
+        keys = {k: value for k, value in document.items() if k == "run" or not _is_empty(value)}
         for key in ("environment", "mounts"):
-            if isinstance(known.get(key), dict):
-                known[key] = {name: _text(value) for name, value in known[key].items()}
-        read: Self = _STORED.validate_python({**known, "given": given})
-        return read
+            if isinstance(keys.get(key), dict):
+                keys[key] = {name: _to_text(value) for name, value in keys[key].items()}
+        spec: Self = _STORED.validate_python({**keys, "document": document})
+        return spec
 
     @property
     def file(self) -> dict[str, Any]:
-        """Only the keys of the job file."""
-        return {key: value for key, value in self.given.items() if key not in _OURS}
+        """The keys of the job file, without those that Drumline added."""
+        return {key: value for key, value in self.document.items() if key not in _ADDED_KEYS}
 
     def checkpoints_of(self, job_id: str) -> str | None:
-        """The folder of a job's checkpoints: its own, or the one that it took over.
+        """Return the checkpoint folder of a job: its own, or that of the job that it continues.
 
-        Two jobs from one file have folders of their own, and so have jobs of two homes.
+        Jobs of the same file, or of two homes, have different folders.
         """
         if self.origin is not None and self.origin.checkpoint:
             return self.origin.checkpoint
@@ -105,14 +105,14 @@ class StoredSpec:
         return f"{self.checkpoint.rstrip('/')}/{name}"
 
 
-_OURS = frozenset({"archive", "origin", "checkpoint_owner"})
+_ADDED_KEYS = frozenset({"archive", "origin", "checkpoint_owner"})
 _STORED: TypeAdapter[Any] = TypeAdapter(StoredSpec)
 
 
-def _empty(value: object) -> bool:
+def _is_empty(value: object) -> bool:
     return value is None or value is False or value == {}
 
 
-def _text(value: object) -> object:
-    """The text of a plain value, as a job file's; what has none stays, and is refused."""
+def _to_text(value: object) -> object:
+    """Return a scalar as text, as a job file has it. Other values fail the validation."""
     return json.dumps(value) if isinstance(value, bool | int | float) else value

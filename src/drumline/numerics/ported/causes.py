@@ -32,7 +32,7 @@ ROTARY_BASES = (1e4, 1e5, 5e5, 1e6)
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateCause:
     """A cause and the layer's output under it."""
 
     cause: str
@@ -48,7 +48,9 @@ class Candidate:
         return "dtype" in self.cause or self.cause == "precision default"
 
 
-def module_candidates(module: torch.nn.Module, x: NDArray, output: NDArray) -> Iterator[Candidate]:
+def module_candidates(
+    module: torch.nn.Module, x: NDArray, output: NDArray
+) -> Iterator[CandidateCause]:
     """Yield the candidates for a module with this input and output.
 
     The first has no cause and is the module's own computation. There are none for modules that
@@ -76,21 +78,23 @@ def module_candidates(module: torch.nn.Module, x: NDArray, output: NDArray) -> I
         yield from activation_candidates(x, output)
 
 
-def linear_candidates(x: NDArray, weight: NDArray, bias: NDArray | None) -> Iterator[Candidate]:
+def linear_candidates(
+    x: NDArray, weight: NDArray, bias: NDArray | None
+) -> Iterator[CandidateCause]:
     """Yield the candidates for `x · weightᵀ + bias` with a weight [outputs, inputs]."""
     offset = 0.0 if bias is None else bias
     outputs, inputs = weight.shape
     without_bias = x @ weight.T
-    yield Candidate("", "as PyTorch does", without_bias + offset)
+    yield CandidateCause("", "as PyTorch does", without_bias + offset)
     if outputs == inputs:
-        yield Candidate("transposed kernel", "with the kernel transposed", x @ weight + offset)
+        yield CandidateCause("transposed kernel", "with the kernel transposed", x @ weight + offset)
     elif outputs % inputs == 0:
         # Several square kernels side by side, such as those of query, key and value.
         blocks = weight.reshape(-1, inputs, inputs)
         transposed = np.concatenate([x @ block for block in blocks], axis=-1)
-        yield Candidate("transposed kernel", "with the kernel transposed", transposed + offset)
+        yield CandidateCause("transposed kernel", "with the kernel transposed", transposed + offset)
     reshaped = x @ weight.reshape(inputs, outputs)
-    yield Candidate(
+    yield CandidateCause(
         "transposed kernel",
         "with a kernel that was reshaped instead of transposed",
         reshaped + offset,
@@ -100,36 +104,36 @@ def linear_candidates(x: NDArray, weight: NDArray, bias: NDArray | None) -> Iter
     yield from _narrow_candidates(lambda x, kernel: x @ kernel.T, x, weight, offset)
 
 
-def _bias_candidates(without_bias: NDArray, bias: NDArray) -> Iterator[Candidate]:
-    yield Candidate("bias", "without the bias", without_bias)
+def _bias_candidates(without_bias: NDArray, bias: NDArray) -> Iterator[CandidateCause]:
+    yield CandidateCause("bias", "without the bias", without_bias)
     for name in ("bfloat16", "float16"):
         y = without_bias + NARROW_TYPES[name](bias)
-        yield Candidate("bias in another dtype", f"with the bias in {name}", y)
+        yield CandidateCause("bias in another dtype", f"with the bias in {name}", y)
 
 
 def _narrow_candidates(
     multiply: Callable[[NDArray, NDArray], NDArray], x: NDArray, kernel: NDArray, offset: Any
-) -> Iterator[Candidate]:
+) -> Iterator[CandidateCause]:
     """Yield the candidates for a matmul and a bias with parts of it in a narrower type."""
     exact = multiply(x, kernel) + offset
     for name, devices in (("bfloat16", "TPUs"), ("TF32", "GPUs")):
         narrow = NARROW_TYPES[name]
         y = multiply(narrow(x), narrow(kernel)) + offset
         description = f"with operands rounded to {name}, the default of {devices}"
-        yield Candidate("precision default", description, y)
+        yield CandidateCause("precision default", description, y)
     for name in ("bfloat16", "float16"):
         narrow = NARROW_TYPES[name]
         y = multiply(x, narrow(kernel)) + offset
-        yield Candidate("kernel in another dtype", f"with the kernel in {name}", y)
-        yield Candidate("output in another dtype", f"in {name} at the end", narrow(exact))
+        yield CandidateCause("kernel in another dtype", f"with the kernel in {name}", y)
+        yield CandidateCause("output in another dtype", f"in {name} at the end", narrow(exact))
         matmul = narrow(multiply(narrow(x), narrow(kernel)))
         y = narrow(matmul + narrow(np.asarray(offset)))
-        yield Candidate("computed in another dtype", f"in {name} throughout", y)
+        yield CandidateCause("computed in another dtype", f"in {name} throughout", y)
 
 
 def norm_candidates(
     x: NDArray, weight: NDArray, bias: NDArray | None, epsilon: float, subtracts_mean: bool
-) -> Iterator[Candidate]:
+) -> Iterator[CandidateCause]:
     """Yield the candidates for a norm with or without subtraction of the mean."""
     shift = np.zeros(()) if bias is None else bias
 
@@ -143,41 +147,41 @@ def norm_candidates(
             return x / np.sqrt(variance + epsilon)
 
     normalized = normalize(x, epsilon)
-    yield Candidate("", "as PyTorch does", normalized * weight + shift)
+    yield CandidateCause("", "as PyTorch does", normalized * weight + shift)
     for other in EPSILONS:
         if not math.isclose(other, epsilon, rel_tol=1e-6):
             y = normalize(x, other) * weight + shift
             description = f"with an epsilon of {other:g}, and PyTorch with {epsilon:g}"
-            yield Candidate("epsilon", description, y)
+            yield CandidateCause("epsilon", description, y)
     if subtracts_mean and x.shape[-1] > 1:
         y = normalize(x, epsilon, ddof=1) * weight + shift
-        yield Candidate("norm's variance", "the variance over D - 1 instead of D", y)
+        yield CandidateCause("norm's variance", "the variance over D - 1 instead of D", y)
     other_norm = "by the mean square alone" if subtracts_mean else "by mean and variance"
     y = normalize(x, epsilon, subtracts_mean=not subtracts_mean) * weight + shift
-    yield Candidate("another norm", f"the norm {other_norm}", y)
-    yield Candidate("norm's scale", "without the norm's scale", normalized + shift)
-    yield Candidate("norm's scale", "with 1 + scale", normalized * (1 + weight) + shift)
+    yield CandidateCause("another norm", f"the norm {other_norm}", y)
+    yield CandidateCause("norm's scale", "without the norm's scale", normalized + shift)
+    yield CandidateCause("norm's scale", "with 1 + scale", normalized * (1 + weight) + shift)
     if bias is not None:
-        yield Candidate("bias", "without the norm's bias", normalized * weight)
+        yield CandidateCause("bias", "without the norm's bias", normalized * weight)
     for name in ("bfloat16", "float16"):
         narrow = NARROW_TYPES[name]
         cause = "norm in another dtype"
         from_narrow_x = normalize(narrow(x), epsilon)
         y = narrow(from_narrow_x) * narrow(weight) + narrow(shift)
-        yield Candidate(cause, f"the norm in {name}", y)
+        yield CandidateCause(cause, f"the norm in {name}", y)
         y = from_narrow_x * weight + shift
-        yield Candidate(cause, f"the norm of rows in {name}", y)
+        yield CandidateCause(cause, f"the norm of rows in {name}", y)
         y = normalized * narrow(weight) + narrow(shift)
-        yield Candidate(cause, f"with the norm's scale in {name}", y)
+        yield CandidateCause(cause, f"with the norm's scale in {name}", y)
         y = narrow(normalized * weight + shift)
-        yield Candidate(cause, f"the norm to {name} at the end", y)
+        yield CandidateCause(cause, f"the norm to {name} at the end", y)
         if bias is not None:
             y = normalized * weight + narrow(shift)
             description = f"with the norm's bias in {name}"
-            yield Candidate("bias in another dtype", description, y)
+            yield CandidateCause("bias in another dtype", description, y)
 
 
-def activation_candidates(x: NDArray, output: NDArray) -> Iterator[Candidate]:
+def activation_candidates(x: NDArray, output: NDArray) -> Iterator[CandidateCause]:
     """Yield the candidates for an activation. PyTorch's own is identified by its output."""
     from scipy.special import erf, expit
 
@@ -194,31 +198,31 @@ def activation_candidates(x: NDArray, output: NDArray) -> Iterator[Candidate]:
     }
     original = min(activations, key=lambda name: _rms_difference(activations[name], output))
     is_known = _is_close(activations[original], output)
-    yield Candidate("", "as PyTorch does", output)
+    yield CandidateCause("", "as PyTorch does", output)
     for name, y in activations.items():
         if name != original or not is_known:
             are_gelus = is_known and name.startswith("gelu") and original.startswith("gelu")
             cause = "gelu's variant" if are_gelus else "another activation"
             torch_activation = original if is_known else "an unknown activation"
-            yield Candidate(cause, f"{name}, and PyTorch {torch_activation}", y)
+            yield CandidateCause(cause, f"{name}, and PyTorch {torch_activation}", y)
     for type_name in ("bfloat16", "float16"):
         y = NARROW_TYPES[type_name](output)
-        yield Candidate("activation in another dtype", f"the activation in {type_name}", y)
+        yield CandidateCause("activation in another dtype", f"the activation in {type_name}", y)
 
 
-def residual_candidates(x: NDArray, branch: NDArray) -> Iterator[Candidate]:
+def residual_candidates(x: NDArray, branch: NDArray) -> Iterator[CandidateCause]:
     """Yield the candidates for the sum of a block's input and the output of a branch."""
-    yield Candidate("", "as PyTorch does", x + branch)
-    yield Candidate("residual", "the branch without the block's input", branch)
-    yield Candidate("residual", "without the branch", x)
+    yield CandidateCause("", "as PyTorch does", x + branch)
+    yield CandidateCause("residual", "the branch without the block's input", branch)
+    yield CandidateCause("residual", "without the branch", x)
     for name in ("bfloat16", "float16"):
         y = NARROW_TYPES[name](x + branch)
-        yield Candidate("residual in another dtype", f"the sum in {name}", y)
+        yield CandidateCause("residual in another dtype", f"the sum in {name}", y)
 
 
 def _convolution_candidates(
     module: torch.nn.Conv2d, x: NDArray, weight: NDArray, bias: NDArray | None
-) -> Iterator[Candidate]:
+) -> Iterator[CandidateCause]:
     """Yield the candidates for a convolution, with values [batch, positions, channels]."""
     import torch
     from torch.nn.functional import conv2d, pad
@@ -243,16 +247,16 @@ def _convolution_candidates(
         padding = (sides[0], sides[1]), (sides[0], sides[1])
     offset = 0.0 if bias is None else bias
     without_bias = convolve(x, weight, *padding)
-    yield Candidate("", "as PyTorch does", without_bias + offset)
+    yield CandidateCause("", "as PyTorch does", without_bias + offset)
     for description, kernel in (
         ("with height and width of the kernel exchanged", weight.swapaxes(2, 3)),
         ("with the kernel flipped", weight[..., ::-1, ::-1]),
     ):
         if kernel.shape == weight.shape:
             y = convolve(x, np.ascontiguousarray(kernel), *padding) + offset
-            yield Candidate("transposed kernel", description, y)
+            yield CandidateCause("transposed kernel", description, y)
     y = convolve(x, np.ascontiguousarray(weight[:, ::-1]), *padding) + offset
-    yield Candidate("channels", "with the channels in the other order", y)
+    yield CandidateCause("channels", "with the channels in the other order", y)
     same_totals = [
         max((math.ceil(length / step) - 1) * step + extent - length, 0)
         for length, step, extent in zip(x.shape[-2:], stride, extents, strict=True)
@@ -272,7 +276,7 @@ def _convolution_candidates(
                 f"with padding {name} {before} to {after}, and PyTorch with {padding[0]} to "
                 f"{padding[1]}"
             )
-            yield Candidate("padding", description, y)
+            yield CandidateCause("padding", description, y)
     if bias is not None:
         yield from _bias_candidates(without_bias, bias)
     yield from _narrow_candidates(
@@ -280,15 +284,15 @@ def _convolution_candidates(
     )
 
 
-def _embedding_candidates(x: NDArray, weight: NDArray) -> Iterator[Candidate]:
+def _embedding_candidates(x: NDArray, weight: NDArray) -> Iterator[CandidateCause]:
     rows = weight[x.astype(np.int64)]
-    yield Candidate("", "as PyTorch does", rows)
+    yield CandidateCause("", "as PyTorch does", rows)
     scale = math.sqrt(weight.shape[1])
-    yield Candidate("embedding scale", "with rows times √D", rows * scale)
-    yield Candidate("embedding scale", "with rows over √D", rows / scale)
+    yield CandidateCause("embedding scale", "with rows times √D", rows * scale)
+    yield CandidateCause("embedding scale", "with rows over √D", rows / scale)
     for name in ("bfloat16", "float16"):
         y = NARROW_TYPES[name](rows)
-        yield Candidate("embedding in another dtype", f"with the table in {name}", y)
+        yield CandidateCause("embedding in another dtype", f"with the table in {name}", y)
 
 
 @dataclass(frozen=True)
@@ -306,7 +310,7 @@ class AttentionVariant:
 
 def attention_candidates(
     query: NDArray, key: NDArray, value: NDArray, output: NDArray
-) -> Iterator[Candidate]:
+) -> Iterator[CandidateCause]:
     """Yield the candidates for attention over [B, S, heads, H]: variants with a single change.
 
     PyTorch's own variant is the known one that is closest to its output.
@@ -336,30 +340,30 @@ def attention_candidates(
     original = min(variants, key=lambda v: _rms_difference(_attention(*sample, v), sample_output))
     scale_names = {scale: name for name, scale in scales.items()}
     original_output = output.reshape(*query.shape[:2], -1)
-    yield Candidate("", "as PyTorch does", original_output)
+    yield CandidateCause("", "as PyTorch does", original_output)
     if not _is_close(_attention(*sample, original), sample_output):
         # PyTorch's variant is unknown, so describe JAX's alone.
         for variant in variants:
             description = f"{_describe(variant, scale_names)}, and PyTorch an unknown variant"
-            yield Candidate("attention", description, _attention(query, key, value, variant))
+            yield CandidateCause("attention", description, _attention(query, key, value, variant))
         return
     for variant in variants:
         cause, description = _describe_change(variant, original, scale_names)
         if cause:
-            yield Candidate(cause, description, _attention(query, key, value, variant))
+            yield CandidateCause(cause, description, _attention(query, key, value, variant))
     for name in ("bfloat16", "float16", "TF32"):
         narrow = NARROW_TYPES[name]
         narrow_softmax = _attention(query, key, value, original, round_softmax=narrow)
         description = f"with softmax in {name}"
-        yield Candidate("attention in another dtype", description, narrow_softmax)
+        yield CandidateCause("attention in another dtype", description, narrow_softmax)
         narrow_operands = _attention(
             narrow(query), narrow(key), narrow(value), original, round_softmax=narrow
         )
         if name != "float16":
             description = f"attention's matmuls with operands rounded to {name}"
-            yield Candidate("precision default", description, narrow_operands)
+            yield CandidateCause("precision default", description, narrow_operands)
         description = f"attention to {name} at the end"
-        yield Candidate("attention in another dtype", description, narrow(original_output))
+        yield CandidateCause("attention in another dtype", description, narrow(original_output))
 
 
 def _describe(variant: AttentionVariant, scale_names: dict[float, str]) -> str:

@@ -28,7 +28,7 @@ from drumline.numerics.errors import NDArray
 from drumline.numerics.implementations import import_torch, to_numpy
 from drumline.numerics.plots import Chart, write_svg
 from drumline.numerics.ported import causes
-from drumline.numerics.ported.causes import Candidate
+from drumline.numerics.ported.causes import CandidateCause
 from drumline.numerics.ported.torch_values import (
     OUTPUT,
     Recording,
@@ -396,7 +396,7 @@ def _candidates(
     jax_arrays: Mapping[str, NDArray],
     matches: Mapping[str, TorchName],
     reference: Recording,
-) -> Iterator[Candidate]:
+) -> Iterator[CandidateCause]:
     """Yield the values of a layer under each known cause."""
     module, x = reference.module(torch_name), reference.module_input(torch_name.module)
     expected = reference.value(torch_name)
@@ -408,7 +408,7 @@ def _candidates(
         with suppress(ArithmeticError, IndexError, RuntimeError, TypeError, ValueError):
             for candidate in causes.module_candidates(module, x, output):
                 value = torch_name.select(_to_output_shape(candidate.output, output))
-                candidates.append(Candidate(candidate.cause, candidate.description, value))
+                candidates.append(CandidateCause(candidate.cause, candidate.description, value))
         if candidates:
             yield from candidates
             return

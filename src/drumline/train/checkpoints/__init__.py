@@ -1,1 +1,1 @@
-"""Checkpoints: complete or ignored, verified bit by bit, with the recipe that led to them."""
+"""Checkpoints: complete or ignored, verified bit by bit, and marked with their recipe."""

@@ -32,7 +32,7 @@ from jax.sharding import Mesh
 
 from drumline.errors import UserError
 from drumline.train.checkpoints.fence import Fence, FencedOff
-from drumline.train.checkpoints.files import COMMITTED, list_folder, raise_storage_errors
+from drumline.train.checkpoints.files import COMMITTED, list_folder, raise_checkpoint_errors
 from drumline.train.checkpoints.marks import Marks
 from drumline.train.checksums import digest
 from drumline.train.multihost import broadcast_from_host_0, failed_hosts
@@ -58,7 +58,7 @@ class Saved:
     position: int
     """The number of records consumed."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """The recipe and the data that led to it (provenance.py); empty if they are unknown."""
+    """Its recipe and data (provenance.py); empty if they are unknown."""
     checked: bool = False
     """True if every array had replicas on several devices and they were equal."""
 
@@ -129,7 +129,7 @@ class Checkpoints:
         if self._fence is not None:
             if step not in self._owned and self._path(step).exists():
                 raise self._name_taken(step)
-            with raise_storage_errors(str(self._folder)):
+            with raise_checkpoint_errors(str(self._folder)):
                 self._fence.begin_write(name, removing=[name] if replaces else ())
                 if replaces:
                     # Remove it before the new mark is written, which has no suspect flag.
@@ -142,7 +142,7 @@ class Checkpoints:
         tree = {**_named_leaves(saved.state), RECORDS: replicate(mesh, _to_words(saved.position))}
         tree[DIGEST] = self._digest(mesh)(list(tree.values()))
         arguments = ocp.args.PyTreeSave(tree)
-        with raise_storage_errors(str(self._folder)):
+        with raise_checkpoint_errors(str(self._folder)):
             try:
                 self._writer.save(self._path(step), args=arguments, force=replaces)
             except Exception as error:
@@ -162,14 +162,14 @@ class Checkpoints:
             self._commit_thread = None
         if self._error is not None:
             error, self._error = self._error, None
-            with raise_storage_errors(str(self._folder)):
+            with raise_checkpoint_errors(str(self._folder)):
                 raise error
 
     def restore(self, abstract_state: State, mesh: Mesh, batch: int = 1) -> Saved | None:
         """Return the newest usable checkpoint with these shardings, or None in an empty folder.
 
         `batch` is for checkpoints of version 0.1, which count batches instead of records. Raises
-        UserError if there are checkpoints and none can be used.
+        UserError if none of the checkpoints can be used.
         """
         self.wait()
         failures = []
@@ -294,8 +294,8 @@ class Checkpoints:
         return self._folder / self._name(step)
 
     def _remove(self, name: str) -> None:
-        # Orbax's mark goes first, so that a checkpoint that is removed in part is not complete.
-        # Drumline's mark goes last, so that the rest can be removed later.
+        # Remove Orbax's mark first, so that the checkpoint is incomplete from then on. Remove
+        # Drumline's mark last, so that a later attempt can remove the rest.
         path = self._folder / name
         (path / COMMITTED).unlink(missing_ok=True)
         if path.exists():

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, Self
 
-from drumline.errors import StorageError, UserError
+from drumline.errors import CheckpointError, UserError
 
 TRIES = 100
 """The number of times that a claim is tried again because another writer added a record first."""
 
 
-class FencedOff(StorageError):
+class FencedOff(CheckpointError):
     """Another writer has claimed the folder. This one must stop, and has changed nothing since."""
 
 

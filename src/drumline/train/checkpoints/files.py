@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from etils import epath  # type: ignore[import-untyped]
 from etils.epath import backend  # type: ignore[import-untyped]
 
-from drumline.errors import StorageError, UserError
+from drumline.errors import CheckpointError, UserError
 
 REWRITE_SECONDS = 30.0
 """The interval at which an object is replaced. Cloud Storage allows one per second."""
@@ -83,17 +83,17 @@ def raise_user_errors(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def raise_storage_errors(folder: str) -> Iterator[None]:
-    """During a run, turn an error of the file system into a StorageError, which ends the run."""
+def raise_checkpoint_errors(folder: str) -> Iterator[None]:
+    """During a run, turn an error of the file system into a CheckpointError, which ends the run."""
     try:
         yield
-    except StorageError:
+    except CheckpointError:
         raise
     except Exception as error:
         reason = file_system_error(error)
         if not reason:
             raise
-        raise StorageError(
+        raise CheckpointError(
             f"checkpoint: {folder} can no longer be written: {reason}; its checkpoints are intact: "
             "fix the problem and start again to resume from the newest"
         ) from error

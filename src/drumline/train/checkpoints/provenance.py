@@ -1,4 +1,4 @@
-"""The provenance of a checkpoint: the recipe and the data that led to it, and what has changed.
+"""The provenance of a checkpoint, which is its recipe and data, and the changes since then.
 
 A run that resumes with a different batch size, learning rate or data set has the result of neither
 recipe. So every checkpoint records its provenance: of the data, the number of records and a hash of

@@ -33,7 +33,7 @@ class CheckpointFolder:
 
 def make_provenance(plan: Plan) -> dict[str, Any]:
     """Return the provenance of a run, for the marks of its checkpoints."""
-    return provenance(plan.recipe, plan.mesh, plan.state, plan.loss.jaxpr)
+    return provenance(plan.recipe, plan.mesh, plan.abstract_state, plan.loss.jaxpr)
 
 
 def refuse_folder_in_use(folder: str, current: Mapping[str, Any], allow_changes: bool) -> None:
@@ -109,7 +109,7 @@ class RunCheckpoints:
         plan, saved = self._plan, None
         if self._folder:
             batch = plan.recipe.data.batch
-            saved = self._folder.checkpoints.restore(plan.state, plan.mesh, batch)
+            saved = self._folder.checkpoints.restore(plan.abstract_state, plan.mesh, batch)
         if saved is None:
             saved = self._initial()
         self._saved_step = step_number(saved.state)
@@ -124,7 +124,9 @@ class RunCheckpoints:
         if not step or self._folder is None:
             return self._initial()
         plan = self._plan
-        return self._folder.checkpoints.read(step, plan.state, plan.mesh, plan.recipe.data.batch)
+        return self._folder.checkpoints.read(
+            step, plan.abstract_state, plan.mesh, plan.recipe.data.batch
+        )
 
     def mark_suspect(self, reason: str, *, wait: bool) -> list[int]:
         """Mark what this attempt saved and could not verify. Return the steps."""
@@ -176,6 +178,7 @@ class RunCheckpoints:
 
     def _initial(self) -> Saved:
         create = jax.jit(
-            partial(initial_state, self._plan.recipe), out_shardings=shardings(self._plan.state)
+            partial(initial_state, self._plan.recipe),
+            out_shardings=shardings(self._plan.abstract_state),
         )
         return Saved(create(), 0)

@@ -1,1 +1,1 @@
-"""The compiled step, the steps in flight, non-finite batches, and evaluation."""
+"""The compiled step, the pipeline of dispatched steps, bad batches, and evaluation."""

@@ -19,7 +19,7 @@ MAX_ROLLBACKS = 3
 
 MAX_INVESTIGATIONS = 10
 """The number of bad batches that are recomputed to find their source. A run that skips may have
-many. After these it no longer halts at them, because each halt discards the steps in flight."""
+many. After these it no longer halts at them, because each halt discards dispatched steps."""
 
 
 class BadBatches:
@@ -85,8 +85,8 @@ class BadBatches:
 
     def batch_name(self, nonfinite: DispatchedStep) -> str:
         """Return the number of a batch, or its first record if the batch size has changed."""
-        number, rest = divmod(nonfinite.position, self._plan.recipe.data.batch)
-        return f"the batch from record {nonfinite.position:,} on" if rest else f"batch {number}"
+        index, remainder = divmod(nonfinite.position, self._plan.recipe.data.batch)
+        return f"the batch from record {nonfinite.position:,} on" if remainder else f"batch {index}"
 
     @cached_property
     def _is_finite(self) -> "IsFinite":

@@ -1,4 +1,4 @@
-"""The pipeline of steps: dispatch them ahead, and read their scalars later.
+"""The pipeline of steps: dispatch steps early, and read their scalars later.
 
 The host does not wait for a step that it has just dispatched. It dispatches more steps, and reads
 the scalars of a step some steps later.
@@ -44,7 +44,7 @@ class DispatchedStep:
 
 
 class Pipeline:
-    """The steps in flight, and the state, step number and data position after the last of them."""
+    """The dispatched steps, and the state, step number and data position after the last of them."""
 
     state: State
     step: int
@@ -65,10 +65,16 @@ class Pipeline:
         self._mode = self._mode_array(HALT)
         self._no_limits = self._limits = replicate(plan.mesh, NO_LIMITS)
         self._limit_values = (np.inf, np.inf)
-        self._step_function = make_step(plan.recipe, plan.mesh, plan.state)
+        self._step_function = make_step(plan.recipe, plan.mesh, plan.abstract_state)
         self._checker = CompilerChecker(plan)
         # Compile before the barrier, so that in the first step no host waits for a compiler.
-        inputs = (plan.state, self._mode, plan.batch, self._stop_flag.array, self._limits)
+        inputs = (
+            plan.abstract_state,
+            self._mode,
+            plan.abstract_batch,
+            self._stop_flag.array,
+            self._limits,
+        )
         self._step_function.lower(*inputs).compile()
         self._checker.compile(*inputs)
         barrier()
@@ -84,7 +90,7 @@ class Pipeline:
         return self._checker.warning
 
     def restart(self, saved: Saved) -> None:
-        """Continue from a saved state. Discard the steps in flight."""
+        """Continue from a saved state. Discard the dispatched steps."""
         self.state, self.position = saved.state, saved.position
         self.step = step_number(saved.state)
         self._halts, self._retry = True, None
@@ -92,7 +98,7 @@ class Pipeline:
         self._dispatched.clear()
 
     def dispatch_step(self) -> None:
-        """Dispatch the next step. Wait only for the first step of all.
+        """Dispatch the next step. Wait only for the very first step.
 
         The first step runs by itself, and its batch is not read ahead: cuDNN creates its kernels
         when they first run, and fails if another thread sends data to the GPU meanwhile.
@@ -194,11 +200,11 @@ class Pipeline:
         return inject_compute_fault(state, step=step), mode, scalars
 
     def _rewind(self, step: int, position: int) -> None:
-        """Discard the steps in flight. The current state is that of this step."""
+        """Discard the dispatched steps. The current state is that of this step."""
         self._dispatched.clear()
         self.step, self.position = step, position
-        number = replicate(self._plan.mesh, np.asarray(step, self.state.step.dtype))
-        self.state = replace(self.state, step=number)
+        step_array = replicate(self._plan.mesh, np.asarray(step, self.state.step.dtype))
+        self.state = replace(self.state, step=step_array)
         self._mode = self._mode_array(HALT if self._halts else SKIP)
 
     def _mode_array(self, mode: int) -> jax.Array:
@@ -264,7 +270,7 @@ class CompilerChecker:
         """The step function, as `make_step` returns it."""
         plan = self._plan
         generation, _ = TPUS.get(plan.mesh.devices.flat[0].device_kind, ("", 1))
-        return make_step(plan.recipe, plan.mesh, plan.state, checker_options(generation))
+        return make_step(plan.recipe, plan.mesh, plan.abstract_state, checker_options(generation))
 
     def compile(self, *inputs: Any) -> None:
         """Compile the step if it is used. An error of the compiler is not a hardware fault."""

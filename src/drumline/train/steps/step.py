@@ -235,7 +235,7 @@ def make_step(
         )
         halts = jnp.where(mode == HALT, ~in_limits, finite & ~in_limits)
         mode = jnp.where(halts, HALTED, mode).astype(mode.dtype)
-        number = state.step + (mode != HALTED).astype(state.step.dtype)
+        next_step = state.step + (mode != HALTED).astype(state.step.dtype)
         values = [
             stop_flag.max(),
             finite,
@@ -246,7 +246,7 @@ def make_step(
             *jnp.isfinite(group_norms),
         ]
         scalars = jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
-        return State(params, opt_state, number, state.key), mode, scalars
+        return State(params, opt_state, next_step, state.key), mode, scalars
 
     everywhere = replicated(mesh)
     return jax.jit(

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.jobs.http import Broken, HttpAnswer, HttpConnection
+from drumline.jobs.connection import BadResponse, HttpConnection, HttpResponse
 
 
 @contextmanager
-def answered(text: bytes) -> Iterator[Callable[[], HttpAnswer]]:
+def answered(text: bytes) -> Iterator[Callable[[], HttpResponse]]:
     """Somebody who says this and hangs up."""
     ours, theirs = socket.socketpair()
     with ours, ours.makefile("rb") as heard:
         theirs.sendall(text)
         theirs.close()
-        yield lambda: HttpAnswer(heard)
+        yield lambda: HttpResponse(heard)
 
 
 def chunked(pieces: list[bytes]) -> bytes:
@@ -43,7 +43,7 @@ def test_a_body_of_known_length_comes_whole_in_pieces(content: bytes, most: int)
     with answered(counted(content) + b"more") as answer:
         got = answer()
         assert got.status == 404
-        assert b"".join(iter(lambda: got.piece(most), b"")) == content
+        assert b"".join(iter(lambda: got.read_some(most), b"")) == content
 
 
 def test_a_body_without_length_ends_with_the_connection() -> None:
@@ -58,7 +58,7 @@ def test_an_answer_that_breaks_off_is_never_taken_for_whole(whole: bytes) -> Non
     # What ends a body in chunks is their last size; the empty line after it says nothing.
     needed = len(whole) - 2 if b"chunked" in whole else len(whole)
     for length in range(needed):
-        with answered(whole[:length]) as answer, pytest.raises(Broken):
+        with answered(whole[:length]) as answer, pytest.raises(BadResponse):
             answer().read()
 
 
@@ -74,7 +74,7 @@ def test_an_answer_that_breaks_off_is_never_taken_for_whole(whole: bytes) -> Non
     ],
 )
 def test_what_is_no_http_is_said_so(odd: bytes) -> None:
-    with answered(odd) as answer, pytest.raises(Broken):
+    with answered(odd) as answer, pytest.raises(BadResponse):
         answer()
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_smuggled_in_with_a_path(path: str, tmp_path: Path) -> None:
         listening.bind(str(tmp_path / "sock"))
         listening.listen()
         connection = HttpConnection(str(tmp_path / "sock"), 1)
-        with pytest.raises(ValueError, match="not a path"):
+        with pytest.raises(ValueError, match="not a valid request path"):
             connection.send("GET", path)
         connection.close()
 
@@ -96,5 +96,5 @@ def test_silence_is_a_time_out(tmp_path: Path) -> None:
         connection = HttpConnection(str(tmp_path / "sock"), 0.01)
         connection.send("GET", "/jobs")
         with pytest.raises(TimeoutError):
-            connection.answer()
+            connection.response()
         connection.close()

@@ -1,6 +1,6 @@
-"""A job manager whose cloud, hosts and clock are pretended: days pass in a second.
+"""A job manager with a fake cloud, fake hosts and virtual time, in which days pass in a second.
 
-Store, desk, supervisor and lifecycle are the real ones, at the pace kept with Google.
+The store, service, supervisor and lifecycle are the real ones, with the timeouts for Google Cloud.
 """
 
 import asyncio
@@ -20,9 +20,7 @@ from drumline.jobs.config import read
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.server.service import JobService
 from drumline.jobs.store.records import Store
-from drumline.observed.faults import Refusal
-from drumline.observed.hosts import HostPhase, HostReport
-from drumline.observed.placements import Endpoint, ListedPlacement
+from drumline.observed import Endpoint, HostPhase, HostReport, ListedPlacement, Refusal
 
 ZONE = "us-central2-b"
 HOUR = 3600.0
@@ -31,12 +29,12 @@ UNAVAILABLE = CloudError("The service is currently unavailable.", 14)
 LOGIN_EXPIRED = CloudError("Request had invalid authentication credentials.", 16)
 
 
-class _Skipping(selectors.DefaultSelector):
-    """Does not wait: time jumps to when the wait would be over."""
+class _SkippingSelector(selectors.DefaultSelector):
+    """A selector that does not wait but moves the time to the end of the wait."""
 
     now = 1_800_000_000.0
     in_threads = 0
-    """Things under way in threads. They take the time of this world, so the other stands still."""
+    """The number of functions in threads. Virtual time stands still while they take real time."""
 
     def select(self, timeout: float | None = None) -> Any:
         ready = super().select(0.01 if self.in_threads and timeout != 0 else 0)
@@ -45,17 +43,17 @@ class _Skipping(selectors.DefaultSelector):
         return ready
 
 
-class JumpingLoop(asyncio.SelectorEventLoop):
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop in which waiting takes no time."""
 
     def sleep_through(self, seconds: float) -> None:
-        """The machine sleeps: time passes and nothing happens."""
+        """Move the time forward, as if the machine slept."""
         self._skipping.now += seconds
 
     def __init__(self) -> None:
-        self._skipping = _Skipping()
+        self._skipping = _SkippingSelector()
         super().__init__(self._skipping)
-        # At this date a float has no smaller steps; a timer that is missed by one never rings.
+        # The resolution of a float at this time; a smaller one would miss timers.
         self._clock_resolution = 1e-5
 
     def time(self) -> float:
@@ -78,29 +76,30 @@ class Call:
     name: str
 
 
-class PretendedCloud:
-    """Slices are there as soon as they are asked for, until a test says otherwise."""
+class FakeCloud:
+    """A cloud in which slices are ready as soon as they are requested, unless a test changes
+    that."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.calls: list[Call] = []
-        self.trouble: CloudError | None = None
-        """What every call fails with."""
+        self.error: CloudError | None = None
+        """The error of every call."""
         self.refusal: CloudError | None = None
-        """What asking for a slice fails with."""
+        """The error of every request for slices."""
         self.given: tuple[str, str | None] = ("ACTIVE", "READY")
         """The states of a new request and of its node."""
-        self.given_trouble: RpcError | None = None
-        """What a new request failed with."""
+        self.request_error: RpcError | None = None
+        """The error of a new request."""
         self.slow = 0.0
-        """Seconds that asking for a slice takes."""
-        self.deaf = False
-        """Whether deletes are taken and nothing is done about them."""
+        """Seconds that a request for slices takes."""
+        self.ignores_deletes = False
+        """True if deletes succeed without an effect."""
         self.no_release: CloudError | None = None
-        """What every delete fails with."""
+        """The error of every delete."""
         self.unlisted: set[str] = set()
-        """Slices that are there and that listings leave out."""
+        """Slices that exist and that listings leave out."""
         self.no_find: CloudError | None = None
-        """What every lookup by name fails with."""
+        """The error of every lookup by name."""
         self.buckets: dict[str, str] = {}
         self._clock = clock
         self.requested: dict[str, ListedRequest] = {}
@@ -111,11 +110,11 @@ class PretendedCloud:
 
     def _called(self, verb: str, name: str) -> None:
         self.calls.append(Call(self._clock(), verb, name))
-        if self.trouble:
-            raise self.trouble
+        if self.error:
+            raise self.error
 
     def becomes(self, name: str, request: str, node: str | None) -> None:
-        """The cloud changes the state of a slice."""
+        """Change the state of a slice."""
         self.requested[name] = replace(self.requested[name], state=request)
         if node is None:
             self.held.pop(name, None)
@@ -156,7 +155,7 @@ class PretendedCloud:
         state, node = self.given
         name, zone, kind = request.name, request.zone, request.accelerator
         self.requested[name] = ListedRequest(
-            name, zone, state, kind, request.labels, self.given_trouble
+            name, zone, state, kind, request.labels, self.request_error
         )
         ends = tuple(Endpoint(f"10.0.0.{n}", f"34.0.0.{n}") for n in range(2))
         if node:
@@ -167,7 +166,7 @@ class PretendedCloud:
         self._called("release", name)
         if self.no_release:
             raise self.no_release
-        if self.deaf:
+        if self.ignores_deletes:
             return
         self.requested.pop(name, None)
         self.held.pop(name, None)
@@ -184,10 +183,10 @@ class PretendedCloud:
         pass
 
 
-class PretendedSession:
-    """The hosts of one attempt; each runs until a test says how it ends."""
+class FakeSession:
+    """The hosts of one attempt, which run until a test ends them."""
 
-    opened: ClassVar["list[PretendedSession]"] = []
+    opened: ClassVar["list[FakeSession]"] = []
 
     def __init__(self, program: Program, addresses: list[Address], **means: Any) -> None:
         self.program = program
@@ -196,26 +195,26 @@ class PretendedSession:
         self._cut_since: float | None = None
         self.stopped = False
         self._hosts = [self._host(n, means["admit"]) for n in range(len(addresses))]
-        PretendedSession.opened.append(self)
+        FakeSession.opened.append(self)
 
     def _host(self, number: int, admit: Admit) -> HostReport:
-        """One that runs, or is refused for what is known of its machine."""
-        told = {"physical_host": f"machine-{number}", "instance_id": f"i-{number}"}
-        refused = admit(number, told).refused
+        """Return a host that runs, or that the host history refuses."""
+        identity = {"physical_host": f"machine-{number}", "instance_id": f"i-{number}"}
+        refused = admit(number, identity).refused
         phase = HostPhase.PREPARING if refused else HostPhase.RUNNING
-        return HostReport(number, phase, self._clock(), identity=told, refused=refused)
+        return HostReport(number, phase, self._clock(), identity=identity, refused=refused)
 
     def start(self) -> None:
         self.changed.set()
 
     def reports(self) -> tuple[HostReport, ...]:
         heard = self._cut_since or self._clock()
-        return tuple(replace(report, heard=heard) for report in self._hosts)
+        return tuple(replace(report, heard_at=heard) for report in self._hosts)
 
-    def move_to(self, shelf: str) -> None:
-        """Its hosts are on other machines than those before."""
+    def move_to(self, rack: str) -> None:
+        """Move the hosts to other machines."""
         self._hosts = [
-            replace(r, identity={"physical_host": f"{shelf}-{r.index}"}, started_at=self._clock())
+            replace(r, identity={"physical_host": f"{rack}-{r.index}"}, started_at=self._clock())
             for r in self._hosts
         ]
 
@@ -232,13 +231,13 @@ class PretendedSession:
         self.changed.set()
 
     def goes_down(self, why: str) -> None:
-        """The hosts are told that they will be taken."""
-        self._hosts = [replace(report, going_down=why) for report in self._hosts]
+        """Announce the shutdown of all hosts."""
+        self._hosts = [replace(report, shutdown_reason=why) for report in self._hosts]
         self.changed.set()
 
-    def tells(self, **told: object) -> None:
-        """A heartbeat from every host."""
-        self._hosts = [replace(report, heartbeat=told) for report in self._hosts]
+    def send_heartbeat(self, **metrics: object) -> None:
+        """Send a heartbeat from every host."""
+        self._hosts = [replace(report, heartbeat=metrics) for report in self._hosts]
         self.changed.set()
 
     async def stop(self, grace: float) -> None:
@@ -250,18 +249,18 @@ class PretendedSession:
         pass
 
 
-class Office:
-    """The job manager and the world it sees."""
+class ServerHarness:
+    """A running job manager with its fake cloud and hosts."""
 
-    sessions = PretendedSession
+    sessions = FakeSession
 
     def __init__(self, home: Path, settings: str = "") -> None:
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.yaml").write_text(f"cloud: google\nproject: lab-tpu-1\n{settings}")
         self.clock = asyncio.get_running_loop().time
         self.stepped = 0.0
-        """Seconds by which somebody has set the wall clock forward."""
-        self.cloud = PretendedCloud(self.clock)
+        """Seconds by which the wall clock was set forward."""
+        self.cloud = FakeCloud(self.clock)
         self._home = home
         self._open()
 
@@ -275,17 +274,17 @@ class Office:
             wall=self.wall,
             monotonic=self.clock,
         )
-        self.desk = JobService(self.supervisor)
+        self.service = JobService(self.supervisor)
         self.running = asyncio.create_task(self.supervisor.run())
 
     async def close(self) -> None:
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)
         await self.supervisor.close()
-        self.desk.store.close()
+        self.service.store.close()
 
     async def restart(self) -> None:
-        """Another server takes over; the cloud and the hosts go on."""
+        """Stop the server and start the next one. The cloud and the hosts continue."""
         await self.close()
         self._open()
 
@@ -294,33 +293,33 @@ class Office:
 
     async def create(self, run: str = "python train.py", **keys: Any) -> str:
         spec = {"accelerator": "v4-16", "zones": [ZONE], "run": run, "workdir": None} | keys
-        return str((await self.desk.create(spec, {}, "lab"))["id"])
+        return str((await self.service.create(spec, {}, "lab"))["id"])
 
     def show(self, job: str) -> dict[str, Any]:
-        return self.desk.show(job)
+        return self.service.show(job)
 
     def status(self, job: str) -> str:
         return str(self.show(job)["status"])
 
-    def starts(self, job: str) -> "list[PretendedSession]":
-        """Every time the program was started."""
-        return [one for one in PretendedSession.opened if one.program.job_id == job]
+    def starts(self, job: str) -> "list[FakeSession]":
+        """Return the session of every start of the program."""
+        return [session for session in FakeSession.opened if session.program.job_id == job]
 
     def machine_sleeps(self, seconds: float) -> None:
-        """Time passes and nothing happens."""
+        """Move the time forward, as if the machine slept."""
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, JumpingLoop)
+        assert isinstance(loop, VirtualTimeLoop)
         loop.sleep_through(seconds)
 
     def rounds(self) -> Callable[[], int]:
-        """Counts the rounds of the loop from now on."""
+        """Return a function that counts the rounds from now on."""
         count = 0
-        look = self.supervisor.polls.next_due
+        next_due = self.supervisor.polls.next_due
 
         def counted() -> float:
             nonlocal count
             count += 1
-            return look()
+            return next_due()
 
         self.supervisor.polls.next_due = counted  # type: ignore[method-assign]
         return lambda: count
@@ -335,20 +334,20 @@ class Office:
         await self.until(lambda: self.status(job) == status, within)
 
 
-Story = Callable[[Office], Awaitable[None]]
+ScenarioFunction = Callable[[ServerHarness], Awaitable[None]]
 
 
-def play(home: Path, story: Story, settings: str = "") -> None:
-    """Let a story happen to a job manager that runs meanwhile."""
+def run_scenario(home: Path, scenario: ScenarioFunction, settings: str = "") -> None:
+    """Run a scenario with a job manager in virtual time."""
 
-    async def stage() -> None:
-        office = Office(home, settings)
+    async def run() -> None:
+        harness = ServerHarness(home, settings)
         try:
-            await story(office)
+            await scenario(harness)
         finally:
-            await office.close()
+            await harness.close()
 
-    PretendedSession.opened = []
-    hosts = patch("drumline.hosts.session.SliceSession", PretendedSession)
-    with hosts, asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(stage())
+    FakeSession.opened = []
+    hosts = patch("drumline.hosts.session.SliceSession", FakeSession)
+    with hosts, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(run())

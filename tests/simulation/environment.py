@@ -1,23 +1,52 @@
 """The world outside the server: its clock, its dice, what was done in it, and who knows what."""
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.loop import PARTY, SimulatedLoop
-from tests.simulation.streams import Streams
 
 if TYPE_CHECKING:
     from tests.simulation.hosts import Host
     from tests.simulation.programs import Bucket, Folder, Plan, Running
 
 
-class Nature:
+class Stream(random.Random):
+    """Draws in the words of the simulation."""
+
+    def chance(self, probability: float) -> bool:
+        """Whether something of that probability happens."""
+        return self.random() < probability
+
+    def delay(self, usual: float, rare: float = 0.0, how_rare: float = 0.02) -> float:
+        """Seconds around `usual`, and now and then up to `rare`."""
+        if rare and self.chance(how_rare):
+            return self.uniform(usual, rare)
+        return usual * self.uniform(0.5, 1.5)
+
+
+class RandomStreams:
+    """The streams of one seed, by name."""
+
+    def __init__(self, seed: int) -> None:
+        """Every stream follows from the seed and its name alone."""
+        self._seed = seed
+        self._known: dict[str, Stream] = {}
+
+    def __getitem__(self, name: str) -> Stream:
+        """The stream of that name."""
+        if name not in self._known:
+            self._known[name] = Stream(f"{self._seed}/{name}")
+        return self._known[name]
+
+
+class Environment:
     """All that is true, whether or not the server has seen it."""
 
-    def __init__(self, loop: SimulatedLoop, streams: Streams) -> None:
+    def __init__(self, loop: SimulatedLoop, streams: RandomStreams) -> None:
         """Begin with nothing."""
         self.loop = loop
         self.streams = streams
@@ -73,7 +102,7 @@ class Nature:
         """Remember that something happened."""
         self.trace.append((round(self.now() - self._begin, 3), *what))
 
-    def breaks(self, promise: str) -> None:
+    def fail(self, promise: str) -> None:
         """A promise was not kept: that is the end of the night."""
         self.note("BROKEN", promise)
         self.broken.append(promise)
@@ -90,5 +119,5 @@ class Nature:
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (wrong := task.exception()) is not None:
-            self.breaks(f"the simulation itself failed: {wrong!r}")
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(f"the simulation itself failed: {error!r}")

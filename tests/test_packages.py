@@ -1,4 +1,4 @@
-"""The rooms of the package: which may know which, and how much fits into one."""
+"""The imports between packages, their sizes, and unique class names."""
 
 import ast
 from collections import Counter
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "drumline"
-LONGEST_FILE = 700
-FULLEST_ROOM = 20
-ALONE = {
+MAX_LINES = 700
+MAX_FILES = 20
+ALLOWED_IMPORTS = {
     "drumline.chips": ("drumline.deprecated", "drumline.errors"),
     "drumline.parallel": (),
     "drumline.cloud.model": ("drumline.chips",),
@@ -26,7 +26,7 @@ ALONE = {
         "drumline.heartbeat",
     ),
 }
-"""Rooms that know little: beside themselves only these."""
+"""The only packages that these packages import, beside themselves."""
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -36,61 +36,61 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def imported(name: str, path: Path) -> set[str]:
-    """Modules of ours that are imported, wherever in the file, types alone included."""
-    known = {module for module, _ in modules()}
-    found = set()
+    """Return the Drumline modules that a file imports anywhere, for types as well."""
+    names = {module for module, _ in modules()}
+    imports = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drumline"):
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                found.add(full if full in known else str(node.module))
+                imports.add(full if full in names else str(node.module))
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name in known}
-    return found - {name}
+            imports |= {alias.name for alias in node.names if alias.name in names}
+    return imports - {name}
 
 
-def within(module: str, rooms: tuple[str, ...]) -> bool:
-    return any(module == room or module.startswith(f"{room}.") for room in rooms)
+def within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in packages)
 
 
-@pytest.mark.parametrize("room", ALONE)
-def test_what_stands_alone_knows_nothing_of_the_rest(room: str) -> None:
-    may = (room, *ALONE[room])
-    strangers = {
+@pytest.mark.parametrize("package", ALLOWED_IMPORTS)
+def test_packages_import_only_what_is_allowed(package: str) -> None:
+    allowed = (package, *ALLOWED_IMPORTS[package])
+    forbidden = {
         f"{module} imports {other}"
         for module, path in modules()
-        if within(module, (room,))
+        if within(module, (package,))
         for other in imported(module, path)
-        if other != "drumline" and not within(other, may)
+        if other != "drumline" and not within(other, allowed)
     }
-    assert not strangers
+    assert not forbidden
 
 
-def test_rooms_know_each_other_one_way() -> None:
-    """The core, the store, the controller, the server: each knows those before it, none after."""
-    order = ["core", "spec", "store", "billing", "controller", "server"]
+def test_packages_of_jobs_import_in_one_direction() -> None:
+    """Each package of `jobs` imports only packages before it in this order."""
+    order = ["core", "spec", "store", "controller", "server"]
     for module, path in modules():
         parts = module.split(".")
         if parts[:2] != ["drumline", "jobs"] or len(parts) < 3 or parts[2] not in order:
             continue
-        later = {f"drumline.jobs.{room}" for room in order[order.index(parts[2]) + 1 :]}
+        later = {f"drumline.jobs.{name}" for name in order[order.index(parts[2]) + 1 :]}
         for other in imported(module, path):
             assert not within(other, tuple(later)), f"{module} imports {other}"
 
 
-def test_no_file_and_no_room_is_too_full() -> None:
-    long = {module for module, path in modules() if path.read_text().count("\n") > LONGEST_FILE}
+def test_files_and_packages_are_not_too_large() -> None:
+    long = {module for module, path in modules() if path.read_text().count("\n") > MAX_LINES}
     assert not long
-    rooms = {path.parent for _, path in modules()}
-    full = {room.name for room in rooms if len(list(room.glob("*.py"))) > FULLEST_ROOM}
-    assert not full
+    folders = {path.parent for _, path in modules()}
+    large = {folder.name for folder in folders if len(list(folder.glob("*.py"))) > MAX_FILES}
+    assert not large
 
 
-def test_no_two_classes_share_a_name_unless_they_mean_the_same() -> None:
+def test_class_names_are_unique() -> None:
     names = Counter(
         node.name
         for _, path in modules()
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    assert {name for name, times in names.items() if times > 1} <= {"Mistake"}
+    assert {name for name, count in names.items() if count > 1} <= {"Mistake"}

@@ -1,38 +1,37 @@
-"""A job and the world around it for tests of the pure core, told in domain verbs."""
+"""A job with its observations, for tests of the pure core."""
 
 from dataclasses import dataclass, field, replace
 
 from drumline.cloud.google.errors import refusal
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError, combine
 from drumline.jobs.core import lifecycle
-from drumline.jobs.core.causes import GO_ON_LATER
+from drumline.jobs.core.causes import EXIT_FOR_RESTART
 from drumline.jobs.core.state import (
     Allowance,
-    Choice,
+    Candidate,
     Decision,
     EffectKind,
     Job,
+    Observations,
     Outcome,
-    Seen,
-    Sighting,
+    PlacementObservation,
     Status,
-    Thresholds,
-    Zone,
+    Timeouts,
+    ZoneStatus,
 )
-from drumline.jobs.core.steps import Steps, advance
-from drumline.observed.hosts import HostPhase, HostReport
-from drumline.observed.placements import Endpoint, ListedPlacement
+from drumline.jobs.core.steps import Steps, update_steps
+from drumline.observed import Endpoint, HostPhase, HostReport, ListedPlacement
 
-A = Choice("v4-16", "us-central2-b")
-B = Choice("v4-16", "local-b")
+A = Candidate("v4-16", "us-central2-b")
+B = Candidate("v4-16", "local-b")
 HOSTS = 2
-PATIENCE = Thresholds(waiting=600, silence=90, bad_silence=300, first_contact=600, settle=5, rest=2)
+TIMEOUTS = Timeouts(waiting=600, silence=90, bad_silence=300, first_contact=600, settle=5, rest=2)
 NO_CAPACITY = RpcError(8, 'There is no more capacity in the zone "us-central2-b"')
 
 
 @dataclass
-class Story:
-    """One job and the world around it, told in domain verbs."""
+class Scenario:
+    """One job and the observations of its cloud and hosts."""
 
     job: Job = field(
         default_factory=lambda: Job(
@@ -43,143 +42,147 @@ class Story:
     request: ListedRequest | None = None
     node: ListedNode | None = None
     listed: ListedPlacement | None = None
-    """What the cloud lists, where a test says it in the core's own words."""
-    looked_at: float | None = None
+    """The listed placement, if a test sets it directly."""
+    polled_at: float | None = None
     hosts: tuple[HostReport, ...] = ()
     listening_since: float | None = 0.0
-    zones: dict[Choice, Zone] = field(default_factory=dict)
-    old_slice_alive: bool = False
+    zones: dict[Candidate, ZoneStatus] = field(default_factory=dict)
+    old_program_may_run: bool = False
     stopped: bool = False
     steps: Steps | None = None
     effects: list[tuple[EffectKind, str]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    event_texts: list[str] = field(default_factory=list)
 
-    def seen(self) -> Seen:
-        sighting = None
+    def observe(self) -> Observations:
+        observation = None
         if self.listed is not None:
-            sighting = Sighting(self.now, self.listed)
-        elif self.looked_at is not None and self.job.placement is not None:
+            observation = PlacementObservation(self.now, self.listed)
+        elif self.polled_at is not None and self.job.placement is not None:
             nodes = [self.node] if self.node else []
             listed = combine(self.request, nodes) if self.request or nodes else None
-            sighting = Sighting(self.looked_at, listed)
-        return Seen(
-            sighting,
+            observation = PlacementObservation(self.polled_at, listed)
+        return Observations(
+            observation,
             self.hosts,
             self.listening_since,
             self.zones,
-            self.old_slice_alive,
+            self.old_program_may_run,
             self.stopped,
             self.steps,
         )
 
-    def settle(self) -> "Story":
+    def settle(self) -> "Scenario":
         """Decide until nothing changes any more."""
         for _ in range(10):
             before = self.job
-            decision = lifecycle.decide(self.job, self.seen(), self.now, PATIENCE)
+            decision = lifecycle.decide(self.job, self.observe(), self.now, TIMEOUTS)
             self._take(decision)
             if self.job == before:
                 return self
-        raise AssertionError("the job never comes to rest")
+        raise AssertionError("the job never stops changing")
 
     def _take(self, decision: Decision) -> None:
         self.job = decision.job
         self.effects += [(e.kind, e.placement.name) for e in decision.effects]
         self.outcomes += [ended.outcome for ended in decision.ended]
         self.events += [event.kind for event in decision.events]
-        self.told += [event.text for event in decision.events]
+        self.event_texts += [event.text for event in decision.events]
         if decision.ended or self.job.placement is None:
             self.hosts, self.stopped, self.steps = (), False, None
         if self.job.placement is None:
-            self.request = self.node = self.listed = self.looked_at = None
+            self.request = self.node = self.listed = self.polled_at = None
 
-    def passes(self, seconds: float) -> "Story":
+    def passes(self, seconds: float) -> "Scenario":
         self.now += seconds
         return self.settle()
 
-    def cloud_takes_the_request(self) -> "Story":
-        self.job = lifecycle.asked(self.job)
+    def cloud_takes_the_request(self) -> "Scenario":
+        self.job = lifecycle.request_accepted(self.job)
         return self
 
-    def cloud_refuses(self, code: int | None, text: str) -> "Story":
+    def cloud_refuses(self, code: int | None, text: str) -> "Scenario":
         assert self.job.placement is not None
         why = refusal(code, text, self.job.placement.zone)
-        self._take(lifecycle.refused(self.job, why, self.now, PATIENCE))
+        self._take(lifecycle.request_refused(self.job, why, self.now, TIMEOUTS))
         return self
 
     def look(
         self, request: str | None, node: str | None, trouble: RpcError | None = None
-    ) -> "Story":
-        """A fresh look at the zone."""
+    ) -> "Scenario":
+        """Poll the zone."""
         self.now += 1
-        held = self.job.placement
-        assert held is not None
+        placement = self.job.placement
+        assert placement is not None
         ends = tuple(Endpoint(f"10.0.0.{i}", f"34.0.0.{i}") for i in range(HOSTS))
         self.request = (
-            ListedRequest(held.name, held.zone, request, held.accelerator, {}, trouble)
+            ListedRequest(
+                placement.name, placement.zone, request, placement.accelerator, {}, trouble
+            )
             if request
             else None
         )
         self.node = (
-            ListedNode(held.name, held.zone, node, held.accelerator, {}, ends) if node else None
+            ListedNode(placement.name, placement.zone, node, placement.accelerator, {}, ends)
+            if node
+            else None
         )
-        self.looked_at = self.now
+        self.polled_at = self.now
         return self.settle()
 
-    def slice_is_there(self) -> "Story":
+    def slice_is_there(self) -> "Scenario":
         return self.settle().cloud_takes_the_request().look("ACTIVE", "READY")
 
-    def host(self, index: int, phase: HostPhase, **facts: object) -> "Story":
-        report = HostReport(index=index, phase=phase, heard=self.now, rank=index)
+    def host(self, index: int, phase: HostPhase, **facts: object) -> "Scenario":
+        report = HostReport(index=index, phase=phase, heard_at=self.now, rank=index)
         changed = replace(report, **facts)  # type: ignore[arg-type]
         others = [r for r in self.hosts if r.index != index]
         self.hosts = tuple(sorted([*others, changed], key=lambda r: r.index))
         return self
 
-    def all_hosts(self, phase: HostPhase, **facts: object) -> "Story":
+    def all_hosts(self, phase: HostPhase, **facts: object) -> "Scenario":
         for index in range(HOSTS):
             self.host(index, phase, **facts)
         return self.settle()
 
-    def runs(self) -> "Story":
+    def runs(self) -> "Scenario":
         return self.slice_is_there().all_hosts(HostPhase.RUNNING)
 
-    def everybody_is_heard(self) -> "Story":
-        self.hosts = tuple(replace(report, heard=self.now) for report in self.hosts)
+    def everybody_is_heard(self) -> "Scenario":
+        self.hosts = tuple(replace(report, heard_at=self.now) for report in self.hosts)
         return self.settle()
 
-    def program_fails(self, host: int = 0, code: int = 1, error: str = "boom") -> "Story":
+    def program_fails(self, host: int = 0, code: int = 1, error: str = "boom") -> "Scenario":
         for index in range(HOSTS):
             at = self.now - (1.0 if index == host else 0.5)
             said = error if index == host else "Connection reset by peer"
             self.host(index, HostPhase.EXITED, exit_code=code, error_at=at, error=said)
         return self.settle()
 
-    def verdict(self) -> "Story":
-        """The look that is newer than the failure, and the stop that follows."""
+    def verdict(self) -> "Scenario":
+        """Poll after the failure, and stop the program."""
         self.look("ACTIVE", "READY").everybody_is_heard()
         self.stopped = True
         return self.settle()
 
-    def tells(self, step: int, **more: object) -> "Story":
-        """A heartbeat, from hosts that are all heard."""
-        self.steps = advance(self.steps, {"step": step, **more}, self.now)
+    def send_heartbeat(self, step: int, **more: object) -> "Scenario":
+        """Take a heartbeat, and reports of all hosts."""
+        self.steps = update_steps(self.steps, {"step": step, **more}, self.now)
         return self.everybody_is_heard()
 
-    def hangs(self, seconds: float) -> "Story":
-        """Time passes, the hosts are heard and the cloud is well, but no step comes."""
+    def hangs(self, seconds: float) -> "Scenario":
+        """Pass time with reports of the hosts and polls, but without a step."""
         self.now += seconds
         self.everybody_is_heard()
         for _ in range(2):
-            self.now += PATIENCE.settle
+            self.now += TIMEOUTS.settle
             self.look("ACTIVE", "READY").everybody_is_heard()
         return self
 
-    def leaves(self) -> "Story":
-        """The program saves its work and leaves; the slice stays."""
-        self.program_fails(code=GO_ON_LATER).passes(PATIENCE.shutdown + 1)
+    def leaves(self) -> "Scenario":
+        """Let the program save its work and ask for a restart."""
+        self.program_fails(code=EXIT_FOR_RESTART).passes(TIMEOUTS.shutdown + 1)
         return self.verdict()
 
     def status(self) -> Status:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from drumline.chips import UnknownName
-from drumline.jobs.billing.quota import Grant, beyond_quota, read_grant
+from drumline.jobs.billing import Grant, parse_grant, quota_warnings
 from drumline.jobs.config import ConfigError, read
-from drumline.jobs.core.state import Choice
-from tests.jobs.pretend import Office, play
+from drumline.jobs.core.state import Candidate
+from tests.jobs.fakes import ServerHarness, run_scenario
 
 V6E = Grant(64, "spot", "v6e", "europe-west4-a")
 V4 = Grant(32, "on-demand", "v4", "us-central2-b")
@@ -24,21 +24,21 @@ V4 = Grant(32, "on-demand", "v4", "us-central2-b")
     ],
 )
 def test_a_grant_is_read_as_the_programme_writes_it(text: str, grant: Grant) -> None:
-    assert read_grant(text) == grant
-    assert read_grant(str(grant)) == grant
+    assert parse_grant(text) == grant
+    assert parse_grant(str(grant)) == grant
 
 
 @pytest.mark.parametrize("text", ["", "lots", "64 v6e chips in europe-west4-a", "x spot v4 chips"])
 def test_what_is_no_grant_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="is not like '64 spot v6e chips in europe-west4-a'"):
-        read_grant(text)
+        parse_grant(text)
 
 
 def test_a_chip_or_a_zone_there_is_not() -> None:
     with pytest.raises(UnknownName):
-        read_grant("64 spot v99 chips in europe-west4-a")
+        parse_grant("64 spot v99 chips in europe-west4-a")
     with pytest.raises(UnknownName):
-        read_grant("64 spot v6e chips in atlantis-1-a")
+        parse_grant("64 spot v6e chips in atlantis-1-a")
 
 
 @pytest.mark.parametrize(
@@ -66,32 +66,34 @@ def test_a_chip_or_a_zone_there_is_not() -> None:
 def test_what_is_beyond_the_quota_is_named(
     asked: list[tuple[str, str]], capacity: str, warned: list[str]
 ) -> None:
-    assert beyond_quota([Choice(*one) for one in asked], capacity, [V6E, V4]) == warned
+    assert quota_warnings([Candidate(*one) for one in asked], capacity, [V6E, V4]) == warned
 
 
 def test_two_grants_for_the_same_chips_add_up() -> None:
-    choice = Choice("v6e-128", "europe-west4-a")
-    assert beyond_quota([choice], "spot", [V6E, V6E]) == []
+    choice = Candidate("v6e-128", "europe-west4-a")
+    assert quota_warnings([choice], "spot", [V6E, V6E]) == []
 
 
 def test_who_wrote_no_quota_down_is_not_warned() -> None:
-    assert beyond_quota([Choice("v4-128", "us-central2-b")], "spot", []) == []
+    assert quota_warnings([Candidate("v4-128", "us-central2-b")], "spot", []) == []
 
 
 def test_the_plan_and_the_job_carry_the_warning_and_the_job_is_made(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
+    async def scenario(harness: ServerHarness) -> None:
         warning = "you have no quota of spot v4 chips in us-central2-b"
         spec = {"accelerator": "v4-16", "zones": ["us-central2-b"], "run": "x", "workdir": None}
-        assert (await office.desk.plan(spec))["lines"][-1] == f"! {warning}"
-        made = await office.desk.create(spec, {}, "lab")
+        assert (await harness.service.plan(spec))["lines"][-1] == f"! {warning}"
+        made = await harness.service.create(spec, {}, "lab")
         assert made["warnings"] == [warning]
-        shown = office.show(made["id"])
+        shown = harness.show(made["id"])
         assert ("warning", warning) in [(one["kind"], one["text"]) for one in shown["events"]]
-        await office.reaches(made["id"], "RUNNING")
+        await harness.reaches(made["id"], "RUNNING")
         within = spec | {"accelerator": "v6e-16", "zones": ["europe-west4-a"]}
-        assert not any(line.startswith("!") for line in (await office.desk.plan(within))["lines"])
+        assert not any(
+            line.startswith("!") for line in (await harness.service.plan(within))["lines"]
+        )
 
-    play(tmp_path, story, settings=f"quota: ['{V6E}']\n")
+    run_scenario(tmp_path, scenario, settings=f"quota: ['{V6E}']\n")
 
 
 def test_a_quota_in_the_settings_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:

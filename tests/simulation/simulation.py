@@ -12,12 +12,11 @@ from pathlib import Path
 from drumline.cloud.google.errors import _PATTERNS
 from drumline.cloud.model.errors import RpcStatus
 from tests.simulation.cloud import SimulatedCloud, Weather
+from tests.simulation.environment import Environment, RandomStreams
+from tests.simulation.invariants import Invariants
 from tests.simulation.loop import Deadlock, SimulatedLoop, Spinning
-from tests.simulation.nature import Nature
-from tests.simulation.promises import Promises
 from tests.simulation.schedule import HOUR, ZONES, Incident, JobPlan, Schedule
-from tests.simulation.server import NO_ROOM, Died, Refused, Server, nothing_real
-from tests.simulation.streams import Streams
+from tests.simulation.server import INSUFFICIENT_STORAGE, Refused, Server, ServerKilled, isolate
 
 SETTINGS = f"""
 cloud: google
@@ -52,60 +51,62 @@ class Outcome:
     lives: int
 
 
-class Night:
+class Simulation:
     """The world of one schedule."""
 
     def __init__(self, schedule: Schedule, loop: SimulatedLoop, home: Path) -> None:
         """Everything in its place, and nothing begun."""
         self.schedule = schedule
-        self.nature = Nature(loop, Streams(schedule.seed))
-        self.cloud = SimulatedCloud(self.nature, ZONES, CHIPS)
-        self.servers = [Server(self.nature, self.cloud, home, SETTINGS)]
+        self.environment = Environment(loop, RandomStreams(schedule.seed))
+        self.cloud = SimulatedCloud(self.environment, ZONES, CHIPS)
+        self.servers = [Server(self.environment, self.cloud, home, SETTINGS)]
         if any(job.home for job in schedule.jobs):
             (home / "second").mkdir()
-            second = Server(self.nature, self.cloud, home / "second", SETTINGS, "second")
+            second = Server(self.environment, self.cloud, home / "second", SETTINGS, "second")
             self.servers.append(second)
-        self.promises = [Promises(self.nature, self.cloud, server) for server in self.servers]
+        self.invariants = [
+            Invariants(self.environment, self.cloud, server) for server in self.servers
+        ]
         self.ids: dict[int, tuple[int, str]] = {}
         """The number of a job in the schedule → its home and its id there."""
         self._storms = 0
 
-    async def pass_by(self) -> None:
+    async def run(self) -> None:
         """From the evening to the morning."""
-        nature = self.nature
-        begin = nature.now()
-        living = nature.spawn(self.cloud.live())
-        for server, promises in zip(self.servers, self.promises, strict=True):
-            nature.spawn(promises.hold())
+        environment = self.environment
+        begin = environment.now()
+        living = environment.spawn(self.cloud.live())
+        for server, invariants in zip(self.servers, self.invariants, strict=True):
+            environment.spawn(invariants.watch())
             server.start()
-            nature.key(server.owner, "")
+            environment.key(server.owner, "")
         events: list[tuple[float, int, JobPlan | Incident]] = []
         events += [(job.at, n, job) for n, job in enumerate(self.schedule.jobs)]
         events += [(i.at, 1000 + n, i) for n, i in enumerate(self.schedule.incidents)]
         for at, _, event in sorted(events, key=lambda entry: entry[:2]):
-            await asyncio.sleep(max(0.0, begin + at - nature.now()))
+            await asyncio.sleep(max(0.0, begin + at - environment.now()))
             if isinstance(event, JobPlan):
-                nature.spawn(self._create(event))
+                environment.spawn(self._create(event))
             else:
-                nature.spawn(self._happens(event))
-        await asyncio.sleep(max(0.0, begin + self.schedule.quiet_at - nature.now()))
-        await self._calm()
-        morning = nature.now() + MORNING
-        for promises in self.promises:
-            await promises.jobs_end(morning)
-        tidy = nature.now() + TIDY
-        for promises in self.promises:
-            await promises.cloud_is_empty(tidy)
-        await asyncio.sleep(max(0.0, begin + DAY - nature.now()))
-        for promises in self.promises:
-            promises.stay_true()
+                environment.spawn(self._apply(event))
+        await asyncio.sleep(max(0.0, begin + self.schedule.quiet_at - environment.now()))
+        await self._stop_faults()
+        morning = environment.now() + MORNING
+        for invariants in self.invariants:
+            await invariants.jobs_end(morning)
+        tidy = environment.now() + TIDY
+        for invariants in self.invariants:
+            await invariants.cloud_is_empty(tidy)
+        await asyncio.sleep(max(0.0, begin + DAY - environment.now()))
+        for invariants in self.invariants:
+            invariants.check_at_end()
         living.cancel()
 
-    async def _calm(self) -> None:
+    async def _stop_faults(self) -> None:
         """Nothing goes wrong any more."""
-        nature = self.nature
-        nature.quiet = True
-        nature.note("quiet")
+        environment = self.environment
+        environment.quiet = True
+        environment.note("quiet")
         while self._storms:
             await asyncio.sleep(60.0)
         self.cloud.weather = Weather(failing=0.0)
@@ -124,7 +125,7 @@ class Night:
         for _ in range(40):
             try:
                 made = await self.servers[plan.home].call("POST", "/jobs", asked)
-            except Died:
+            except ServerKilled:
                 # The user looks whether it was taken, and asks again if it was not.
                 await asyncio.sleep(45.0)
                 found = await self._id_of(plan.home, plan.spec["name"])
@@ -132,7 +133,7 @@ class Night:
                     self._known(plan, found)
                     return
             except Refused as refused:
-                if refused.code != NO_ROOM:
+                if refused.code != INSUFFICIENT_STORAGE:
                     raise
                 await asyncio.sleep(120.0)
             else:
@@ -141,9 +142,9 @@ class Night:
 
     def _known(self, plan: JobPlan, job_id: str) -> None:
         self.ids[plan.number] = (plan.home, job_id)
-        key = self.nature.key(self.servers[plan.home].owner, job_id)
-        self.nature.plans[key] = plan.program
-        self.promises[plan.home].created(job_id)
+        key = self.environment.key(self.servers[plan.home].owner, job_id)
+        self.environment.plans[key] = plan.program
+        self.invariants[plan.home].created(job_id)
 
     async def _id_of(self, home: int, name: str) -> str | None:
         for _ in range(40):
@@ -151,46 +152,46 @@ class Night:
                 listed = await self.servers[home].call("GET", "/jobs", name=name)
                 found = [job["id"] for job in listed if job["name"] == name]
                 return str(found[0]) if found else None
-            except Died:
+            except ServerKilled:
                 await asyncio.sleep(45.0)
         return None
 
     async def _verb(self, verb: str, home: int, job_id: str) -> None:
-        nature, promises = self.nature, self.promises[home]
-        nature.note("user", verb, job_id)
-        said = promises.asked(job_id, verb)
+        environment, invariants = self.environment, self.invariants[home]
+        environment.note("user", verb, job_id)
+        said = invariants.asked(job_id, verb)
         try:
             answer = await self.servers[home].call(
                 "POST", f"/jobs/{job_id}/{verb}", {"secrets": {"TOKEN": "geheim"}}
             )
-        except Died:
+        except ServerKilled:
             said.unknown()
         except Refused as refused:
-            nature.note("told", job_id, str(refused))
-            if refused.code == NO_ROOM or "try again" in str(refused):
+            environment.note("told", job_id, str(refused))
+            if refused.code == INSUFFICIENT_STORAGE or "try again" in str(refused):
                 said.unknown()  # begun, and not done
             else:
                 said.refused()
         else:
-            nature.note("told", job_id, answer["text"])
+            environment.note("told", job_id, answer["text"])
             said.answered(answer["text"])
 
-    async def _look(self, home: int, job_id: str) -> None:
+    async def _open_views(self, home: int, job_id: str) -> None:
         """Somebody looks, as `list`, `show` and `watch` do; that changes nothing."""
         server = self.servers[home]
-        with suppress(Died, Refused):
+        with suppress(ServerKilled, Refused):
             await server.call("GET", "/jobs", all=1)
             await server.call("GET", f"/jobs/{job_id}")
             await server.call("GET", f"/jobs/{job_id}/events", wait=20)
 
     # What goes wrong -----------------------------------------------------------------------------
 
-    async def _happens(self, incident: Incident) -> None:
+    async def _apply(self, incident: Incident) -> None:
         if incident.kind in {"cancel", "resume", "delete", "clean", "look"}:
             if self.ids:
                 job = list(self.ids.values())[incident.target % len(self.ids)]
                 looks = incident.kind == "look"
-                await (self._look(*job) if looks else self._verb(incident.kind, *job))
+                await (self._open_views(*job) if looks else self._verb(incident.kind, *job))
             return
         self._storms += 1
         try:
@@ -199,14 +200,14 @@ class Night:
             self._storms -= 1
 
     async def _fault(self, incident: Incident) -> None:
-        nature, cloud = self.nature, self.cloud
+        environment, cloud = self.environment, self.cloud
         server = self.servers[incident.target // 7 % len(self.servers)]
         fleet, weather = cloud.fleet, cloud.weather
-        nature.note("fault", incident.kind)
+        environment.note("fault", incident.kind)
         zone = ZONES[incident.target % len(ZONES)]
         nodes = cloud.ready_nodes()
         node = nodes[incident.target % len(nodes)] if nodes else None
-        hosts = list(nature.hosts.values())
+        hosts = list(environment.hosts.values())
         host = hosts[incident.target % len(hosts)] if hosts else None
         match incident.kind:
             case "preempt" if node:
@@ -267,13 +268,13 @@ class Night:
             case "reboot host" if host:
                 host.reboot(incident.seconds)
             case "host disk full" if host:
-                host.full_until = nature.now() + incident.seconds
+                host.full_until = environment.now() + incident.seconds
                 await asyncio.sleep(incident.seconds)
             case "kill server":
                 # Counted in callbacks: at a time of the clock it would mostly find it idle.
                 struck = asyncio.Event()
-                nature.loop.after_steps(1 + incident.target % 400, server.kill)
-                nature.loop.after_steps(1 + incident.target % 400, struck.set)
+                environment.loop.after_steps(1 + incident.target % 400, server.kill)
+                environment.loop.after_steps(1 + incident.target % 400, struck.set)
                 await struck.wait()
                 await asyncio.sleep(incident.seconds * incident.amount)
                 if not server.alive:
@@ -292,7 +293,7 @@ class Night:
 
 def simulate(schedule: Schedule) -> Outcome:
     """Let one schedule happen."""
-    loop = SimulatedLoop(Streams(schedule.seed)["order"])
+    loop = SimulatedLoop(RandomStreams(schedule.seed)["order"])
     where = SHM if SHM.is_dir() else None
     home = Path(tempfile.mkdtemp(prefix="drumline-night-", dir=where))
     begin = loop.time()
@@ -301,27 +302,27 @@ def simulate(schedule: Schedule) -> Outcome:
     asyncio.set_event_loop(loop)
     with ExitStack() as closing:
         closing.callback(shutil.rmtree, home, ignore_errors=True)
-        night = Night(schedule, loop, home)
-        with nothing_real(night.nature, night.servers[0], schedule.round_pause):
+        night = Simulation(schedule, loop, home)
+        with isolate(night.environment, night.servers[0], schedule.round_pause):
             try:
-                loop.run_until_complete(night.pass_by())
+                loop.run_until_complete(night.run())
             except Deadlock:
-                night.nature.breaks("everything waits, and nothing will ever come")
+                night.environment.fail("everything waits, and nothing will ever come")
             except Spinning:
-                night.nature.breaks("the server spins, and time stands still")
+                night.environment.fail("the server spins, and time stands still")
             except RuntimeError:
-                if not night.nature.broken:  # otherwise the loop was stopped for that
+                if not night.environment.broken:  # otherwise the loop was stopped for that
                     raise
             for server in night.servers:
                 server.kill()
         asyncio.set_event_loop(None)
-    nature = night.nature
-    story = tuple(" ".join(map(str, entry)) for entry in nature.trace)
+    environment = night.environment
+    story = tuple(" ".join(map(str, entry)) for entry in environment.trace)
     passed = f"{loop.steps} callbacks until {loop.time()!r}"
     fingerprint = hashlib.sha256("\n".join([*story, passed]).encode()).hexdigest()[:16]
     return Outcome(
         schedule.seed,
-        tuple(nature.broken),
+        tuple(environment.broken),
         story,
         fingerprint,
         loop.time() - begin,

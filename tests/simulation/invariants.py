@@ -12,9 +12,9 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from drumline.jobs.core.state import Job, Outcome, Status, Wish
+from drumline.jobs.core.state import DesiredState, Job, Outcome, Status
 from tests.simulation.cloud import SimulatedCloud
-from tests.simulation.nature import Nature
+from tests.simulation.environment import Environment
 from tests.simulation.server import ASKS_A_MINUTE, Server
 
 LATE = 300.0
@@ -27,7 +27,7 @@ FAULT_OF_THE_PROGRAM = {Outcome.PROGRAM_FAILED.value, Outcome.STUCK.value}
 
 
 @dataclass
-class Word:
+class UserRequest:
     """Something a user asked for, and what came of it."""
 
     verb: str
@@ -39,15 +39,15 @@ class Word:
     """Whether the job had ended by then."""
 
 
-class Said:
+class PendingRequest:
     """One call of a user, while it lasts."""
 
-    def __init__(self, nature: Nature, word: Word) -> None:
+    def __init__(self, environment: Environment, user_request: UserRequest) -> None:
         """It was just made."""
-        self._nature, self._word = nature, word
+        self._environment, self._request = environment, user_request
 
     def _ends(self, outcome: str) -> None:
-        self._word.done, self._word.outcome = self._nature.now(), outcome
+        self._request.done, self._request.outcome = self._environment.now(), outcome
 
     def answered(self, text: str) -> None:
         """The user was told that it is so."""
@@ -62,72 +62,80 @@ class Said:
         self._ends("unknown")
 
 
-class Promises:
+class Invariants:
     """Watches, and says in the end what was not kept."""
 
-    def __init__(self, nature: Nature, cloud: SimulatedCloud, server: Server) -> None:
+    def __init__(self, environment: Environment, cloud: SimulatedCloud, server: Server) -> None:
         """Nothing was promised yet to the users of this server."""
-        self._nature, self._cloud, self._server = nature, cloud, server
-        self._words: dict[str, list[Word]] = {}
+        self._environment, self._cloud, self._server = environment, cloud, server
+        self._user_requests: dict[str, list[UserRequest]] = {}
         self._asks: list[float] = []
         """When this server asked for slices."""
-        nature.starting.append(self._program_starts)
+        environment.starting.append(self._program_starts)
         cloud.asking.append(self._request_is_made)
 
     def _key(self, job_id: str) -> str:
         """The name of a job of this server among those of all."""
-        return self._nature.key(self._server.owner, job_id)
+        return self._environment.key(self._server.owner, job_id)
 
     # While it goes on ----------------------------------------------------------------------------
 
     def created(self, job_id: str) -> None:
         """A user was given this id."""
-        word = Word("create", self._nature.now(), self._nature.now(), "answered")
-        self._words.setdefault(job_id, []).append(word)
+        user_request = UserRequest(
+            "create", self._environment.now(), self._environment.now(), "answered"
+        )
+        self._user_requests.setdefault(job_id, []).append(user_request)
 
-    def asked(self, job_id: str, verb: str) -> Said:
+    def asked(self, job_id: str, verb: str) -> PendingRequest:
         """A user asks something of a job."""
         service = self._server.service
         record = service.supervisor.record(job_id) if service else None
         ended = record is not None and record.job.status.ended
-        word = Word(verb, self._nature.now(), too_late=ended)
-        self._words.setdefault(job_id, []).append(word)
-        return Said(self._nature, word)
+        user_request = UserRequest(verb, self._environment.now(), too_late=ended)
+        self._user_requests.setdefault(job_id, []).append(user_request)
+        return PendingRequest(self._environment, user_request)
 
     def _request_is_made(self, name: str) -> None:
         service = self._server.service
         if service is None or f"-{self._server.owner}-" not in name:
             return
         row = service.store._db.execute("SELECT released FROM slices WHERE name = ?", (name,))
-        self._asks.append(self._nature.now())
+        self._asks.append(self._environment.now())
         if row.fetchone() is None:
-            self._nature.breaks(f"{name} was asked for and stands nowhere")
+            self._environment.fail(f"{name} was asked for and stands nowhere")
 
     def _program_starts(self, job: str, attempt: int, host: str) -> None:
-        nature, job_id = self._nature, job.partition("@")[0]
+        environment, job_id = self._environment, job.partition("@")[0]
         if job != self._key(job_id):
             return
-        if nature.started[job, attempt, host] > 1:
-            nature.breaks(f"attempt {attempt} of {job} was started twice on {host}")
-        slices = {h.rpartition("/")[0] for j, a, h in nature.started if (j, a) == (job, attempt)}
+        if environment.started[job, attempt, host] > 1:
+            environment.fail(f"attempt {attempt} of {job} was started twice on {host}")
+        slices = {
+            h.rpartition("/")[0] for j, a, h in environment.started if (j, a) == (job, attempt)
+        }
         if len(slices) > 1:
-            nature.breaks(f"attempt {attempt} of {job} was started on {sorted(slices)}")
-        for other in nature.hosts.values():
+            environment.fail(f"attempt {attempt} of {job} was started on {sorted(slices)}")
+        for other in environment.hosts.values():
             for kept in other.attempts.values():
-                if (kept.job, kept.attempt) in nature.liars:
+                if (kept.job, kept.attempt) in environment.liars:
                     continue
                 if kept.alive and kept.job == job and kept.attempt != attempt:
-                    nature.breaks(
+                    environment.fail(
                         f"attempt {attempt} of {job} was started while {kept.attempt} ran"
                         f" on {other.name}"
                     )
-        last = self._last_word(job_id)
-        if last and last.verb in _ENDS and last.done and nature.now() > last.done + LATE:
-            nature.breaks(f"attempt {attempt} of {job} was started after the answer to {last.verb}")
+        last = self._last_request(job_id)
+        if last and last.verb in _ENDS and last.done and environment.now() > last.done + LATE:
+            environment.fail(
+                f"attempt {attempt} of {job} was started after the answer to {last.verb}"
+            )
 
-    def _last_word(self, job: str) -> Word | None:
+    def _last_request(self, job: str) -> UserRequest | None:
         """What a user said last and was granted; None where nobody can say whose word that was."""
-        words = [w for w in self._words.get(job, []) if w.outcome not in {"refused", "nothing"}]
+        words = [
+            w for w in self._user_requests.get(job, []) if w.outcome not in {"refused", "nothing"}
+        ]
         if not words or words[-1].outcome != "answered":
             return None
         # An answer that never came may stand for something that comes yet.
@@ -136,56 +144,58 @@ class Promises:
             return None
         return last
 
-    async def hold(self) -> None:
+    async def watch(self) -> None:
         """Look now and then at what should never be so."""
-        loop, before = self._nature.loop, 0
+        loop, before = self._environment.loop, 0
         while True:
             await asyncio.sleep(SPIN_WINDOW)
             # A loop that goes round for nothing does most.
             if loop.steps - before > SPINNING:
-                self._nature.breaks(f"the server spins: {loop.steps - before} callbacks in a row")
+                self._environment.fail(
+                    f"the server spins: {loop.steps - before} callbacks in a row"
+                )
             before = loop.steps
-            self._check_kept()
+            self._check_kept_slices()
 
-    def _check_kept(self) -> None:
+    def _check_kept_slices(self) -> None:
         """No slice is kept for a resume after its user was told that it is released."""
         service = self._server.service
         for record in service.supervisor.records.values() if service else ():
             job = record.job
-            if job.placement is None or not job.status.ended or job.wish is not Wish.CANCEL:
+            if job.placement is None or not job.status.ended or job.wish is not DesiredState.CANCEL:
                 continue
-            for word in reversed(self._words.get(job.id, [])):
-                if word.verb in {"create", "resume"}:
+            for user_request in reversed(self._user_requests.get(job.id, [])):
+                if user_request.verb in {"create", "resume"}:
                     break
-                if word.verb == "delete" and word.outcome == "answered":
-                    self._nature.breaks(f"{job.id} was deleted, and its slice is kept")
+                if user_request.verb == "delete" and user_request.outcome == "answered":
+                    self._environment.fail(f"{job.id} was deleted, and its slice is kept")
 
     # In the morning ------------------------------------------------------------------------------
 
     async def jobs_end(self, deadline: float) -> None:
         """Wait for the end of all jobs."""
-        while (going := self._going()) and self._nature.now() < deadline:
+        while (going := self._unfinished_jobs()) and self._environment.now() < deadline:
             await asyncio.sleep(120.0)
         for job_id, told in going.items():
-            self._nature.breaks(f"{job_id} never ended: {told}")
+            self._environment.fail(f"{job_id} never ended: {told}")
 
     async def cloud_is_empty(self, deadline: float) -> None:
         """Wait until nothing of ours is left in the cloud."""
-        while self._cloud.resources() and self._nature.now() < deadline:
+        while self._cloud.resources() and self._environment.now() < deadline:
             await asyncio.sleep(120.0)
-        self.stay_true()
+        self.check_at_end()
         self._check_calls()
 
-    def stay_true(self) -> None:
+    def check_at_end(self) -> None:
         """What holds now that all is over, and from now on."""
-        for job_id, told in self._going().items():
-            self._nature.breaks(f"{job_id} is not over: {told}")
+        for job_id, told in self._unfinished_jobs().items():
+            self._environment.fail(f"{job_id} is not over: {told}")
         for name in sorted(self._cloud.resources()):
-            self._nature.breaks(f"{name} is left in the cloud")
-        for job_id, words in self._words.items():
+            self._environment.fail(f"{name} is left in the cloud")
+        for job_id, words in self._user_requests.items():
             self._check_job(job_id, words)
 
-    def _going(self) -> dict[str, str]:
+    def _unfinished_jobs(self) -> dict[str, str]:
         service = self._server.service
         assert service is not None
         return {
@@ -194,65 +204,69 @@ class Promises:
             if not record.job.status.ended
         }
 
-    def _check_job(self, job_id: str, words: list[Word]) -> None:
-        service, nature = self._server.service, self._nature
+    def _check_job(self, job_id: str, words: list[UserRequest]) -> None:
+        service, environment = self._server.service, self._environment
         assert service is not None
         record = service.supervisor.record(job_id)
         if record is None:
             if not any(w.verb == "clean" and w.outcome in {"answered", "unknown"} for w in words):
-                nature.breaks(f"{job_id} is gone, and nobody cleaned it")
+                environment.fail(f"{job_id} is gone, and nobody cleaned it")
             return
         if any(w.verb == "clean" and w.outcome == "answered" for w in words):
-            nature.breaks(f"{job_id} was cleaned and is still there")
+            environment.fail(f"{job_id} was cleaned and is still there")
             return
         job = record.job
-        last = self._last_word(job_id)
+        last = self._last_request(job_id)
         if last and last.verb in {"create", "resume"} and job.status is Status.CANCELLED:
-            nature.breaks(f"{job_id} was to run and is {job.status}")
+            environment.fail(f"{job_id} was to run and is {job.status}")
         wanted = last is not None and last.verb in {"cancel", "delete"} and not last.too_late
         if wanted and job.status is Status.FAILED:
-            nature.breaks(f"{job_id} was to be cancelled and is {job.status}: {job.reason}")
+            environment.fail(f"{job_id} was to be cancelled and is {job.status}: {job.reason}")
         if service.folders.secrets(job_id):
-            nature.breaks(f"the secrets of {job_id} are still there")
+            environment.fail(f"the secrets of {job_id} are still there")
         key = self._key(job_id)
-        if any(run[0] == key for run in nature.liars):
+        if any(run[0] == key for run in environment.liars):
             return  # what such a host gave out, nobody could have known better
-        saved, steps = nature.buckets.get(key), nature.plans[key].steps
+        saved, steps = environment.buckets.get(key), environment.plans[key].steps
         if job.status is Status.SUCCEEDED and (saved is None or saved.saved < steps):
-            nature.breaks(f"{job_id} succeeded and was not done")
-        self._check_blame(job, words)
+            environment.fail(f"{job_id} succeeded and was not done")
+        self._check_counts(job, words)
 
-    def _check_blame(self, job: Job, words: list[Word]) -> None:
+    def _check_counts(self, job: Job, words: list[UserRequest]) -> None:
         """Nobody is blamed for more than he did: the program, the hosts, the cloud."""
-        service, nature = self._server.service, self._nature
+        service, environment = self._server.service, self._environment
         assert service is not None
         attempts = service.store.attempts(job.id)
         rows = service.store._db.execute("SELECT name FROM slices WHERE job = ?", (job.id,))
         slices = {str(row[0]) for row in rows}
-        had = nature.failures.get(self._key(job.id), 0)
-        faults = sum(nature.host_faults[name] for name in slices)
+        had = environment.failures.get(self._key(job.id), 0)
+        faults = sum(environment.host_faults[name] for name in slices)
         outcomes = Counter(attempt["outcome"] for attempt in attempts)
         blamed = sum(outcomes[outcome] for outcome in FAULT_OF_THE_PROGRAM)
         setup = outcomes[Outcome.SETUP_FAILED.value]
         for what, counted, most in (
             ("failures of its program", blamed, had),
             ("bad hosts and set-ups", outcomes[Outcome.BAD_HOST.value] + setup, faults),
-            ("preemptions", outcomes[Outcome.PREEMPTED.value], len(slices & nature.taken)),
+            ("preemptions", outcomes[Outcome.PREEMPTED.value], len(slices & environment.taken)),
         ):
             if counted > most:
-                nature.breaks(f"{job.id} has {counted} {what} on record, and had {most}")
+                environment.fail(f"{job.id} has {counted} {what} on record, and had {most}")
                 for attempt in attempts:
-                    nature.note("attempt", attempt["number"], attempt["outcome"], attempt["detail"])
-        untouched = not faults and not slices & nature.taken and len(words) == 1
+                    environment.note(
+                        "attempt", attempt["number"], attempt["outcome"], attempt["detail"]
+                    )
+        untouched = not faults and not slices & environment.taken and len(words) == 1
         if untouched and blamed < had:
-            nature.breaks(f"{job.id} failed {had} times, and {blamed} are on record")
+            environment.fail(f"{job.id} failed {had} times, and {blamed} are on record")
         allowed = job.allowance.failures or 0
         if job.status is Status.FAILED and blamed + setup <= allowed:
-            nature.breaks(f"{job.id} failed within its allowance: {job.reason}")
-        if blamed + setup > allowed + 1 and not any(word.verb == "resume" for word in words):
-            nature.breaks(f"{job.id} went on after {blamed} failures, and was allowed {allowed}")
+            environment.fail(f"{job.id} failed within its allowance: {job.reason}")
+        if blamed + setup > allowed + 1 and not any(
+            user_request.verb == "resume" for user_request in words
+        ):
+            environment.fail(f"{job.id} went on after {blamed} failures, and was allowed {allowed}")
         if [attempt["number"] for attempt in attempts] != list(range(1, len(attempts) + 1)):
-            nature.breaks(f"an attempt of {job.id} is not on record")
+            environment.fail(f"an attempt of {job.id} is not on record")
 
     def _check_calls(self) -> None:
         asks, started = self._asks, self._server.started
@@ -261,5 +275,5 @@ class Promises:
             # A minute's worth at once, then so many a minute; each new server begins with its own.
             lives = 1 + sum(at < began < at + 60.0 for began in started)
             if within > ASKS_A_MINUTE * (1 + lives):
-                self._nature.breaks(f"{within} requests were made within a minute")
+                self._environment.fail(f"{within} requests were made within a minute")
                 return

@@ -1,1 +1,0 @@
-"""What slices cost, and what a project may hold."""

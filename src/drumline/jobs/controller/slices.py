@@ -1,0 +1,377 @@
+"""The slices of this database in the cloud: requests, releases, orphans, and the zones to poll.
+
+Each delete is repeated until a poll shows that the slice is gone. A delete that fails is retried
+with a growing backoff, and the cloud's message is shown to the user.
+
+The label of a slice is the id of the database that requested it. A labelled slice that this
+database does not know was forgotten and is deleted, because it costs money. But a database can be
+lost, or restored from an old copy, while its slices continue to run. So `owners.json` beside the
+database keeps the ids of all databases of this home and the zones that they used. A slice with one
+of these ids that is unknown here is an *orphan*. It is shown, and the user decides whether to
+release or to adopt it. Nothing is done without the user, because another home may know the slice.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from drumline.chips import slice_of
+from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
+from drumline.jobs.controller.polling import ZonePoll, ZonePolls
+from drumline.jobs.controller.tasks import BackgroundTasks, RateLimit
+from drumline.jobs.core.state import Placement
+from drumline.jobs.folders import Folders
+from drumline.jobs.store.records import Record, SliceRow, Store
+from drumline.observed import PlacementState, Refusal
+
+log = logging.getLogger(__name__)
+
+LABEL_OWNER = "drumline-owner"
+LABEL_JOB = "drumline-job"
+MAX_DOUBLINGS = 5
+"""The most doublings of the backoff. A failing delete is retried at least every 32 intervals."""
+SWEEP_SECONDS = 300.0
+"""Seconds between polls of zones without known slices, because a forgotten slice costs money."""
+
+
+class SliceRequests:
+    """Requests for slices with this database's label, limited to a number per minute."""
+
+    def __init__(self, cloud: Cloud, owner: str, public_key: str, limit: RateLimit) -> None:
+        """`owner` is the label of all slices of this database. `public_key` is for SSH."""
+        self._cloud = cloud
+        self._owner = owner
+        self._public_key = public_key
+        self._limit = limit
+
+    def take_request(self) -> bool:
+        """Return True if one more request may be made now, and count it."""
+        return self._limit.take()
+
+    async def request(self, record: Record, placement: Placement) -> Refusal | None:
+        """Request a placement. Return the refusal if the cloud refused it."""
+        request = PlacementRequest(
+            name=placement.name,
+            zone=placement.zone,
+            accelerator=placement.accelerator,
+            image=slice_of(placement.accelerator).runtime_image or "",
+            tier=record.spec.capacity,
+            labels={LABEL_OWNER: self._owner, LABEL_JOB: record.job.id},
+            # With OS Login, the hosts would ignore the key in the metadata.
+            metadata={"ssh-keys": f"drumline:{self._public_key}", "enable-oslogin": "FALSE"},
+            slices=placement.slices,
+        )
+        try:
+            await self._cloud.ask(request)
+        except CloudError as error:
+            return self._cloud.explain(error, placement.zone)
+        return None
+
+
+class Releases:
+    """The slices to delete from the cloud."""
+
+    def __init__(
+        self,
+        store: Store,
+        cloud: Cloud,
+        polls: ZonePolls,
+        folders: Folders,
+        wall: Callable[[], float],
+        checkpoints_of: Callable[[str], str | None],
+    ) -> None:
+        """Continue the releases of earlier servers.
+
+        `wall` is the clock for saved times. `checkpoints_of` returns a job's checkpoint folder.
+        """
+        self._store = store
+        self._cloud = cloud
+        self._polls = polls
+        self._folders = folders
+        self._wall = wall
+        self._checkpoints_of = checkpoints_of
+        self._checkpoint_folders: dict[str, str | None] = {}
+        """The checkpoint folder of each job that has a slice to delete."""
+        self._retry_at: dict[str, float] = {}
+        self._known_since: dict[str, float] = {}
+        """When this server first had to delete a slice, by its monotonic clock."""
+        self._failures: dict[str, int] = {}
+        self.errors: dict[str, str] = {}
+        """The reason why the last delete failed, by slice."""
+        self.rows: list[SliceRow] = store.releasing()
+        """The slices to delete as of the beginning of this round."""
+
+    def begin_round(self, now: float) -> None:
+        """Read the slices to delete, once for the round."""
+        self.rows = self._store.releasing()
+        jobs = {row.job for row in self.rows if row.ready is not None}
+        known = self._checkpoint_folders
+        self._checkpoint_folders = {
+            job: known[job] if job in known else self._checkpoints_of(job) for job in jobs
+        }
+        self._known_since = {row.name: self._known_since.get(row.name, now) for row in self.rows}
+
+    def may_still_run(self, job_id: str, checkpoints: str | None) -> bool:
+        """Return True if a program that writes to these checkpoints may run on an old slice.
+
+        The slice may be this job's, or that of another job with the same checkpoint folder.
+        """
+        for row in self.rows:
+            if row.ready is None:
+                continue
+            same_folder = (
+                checkpoints is not None and self._checkpoint_folders.get(row.job) == checkpoints
+            )
+            if row.job != job_id and not same_folder:
+                continue
+            poll = self._polls.newest(row.zone)
+            if poll is None or row.name in poll.unknown:
+                return True
+            listed = poll.placements.get(row.name)
+            if listed is not None and listed.may_run:
+                return True
+        return False
+
+    def error_of(self, job_id: str) -> str:
+        """Return the reason why the last delete of a job's slice failed; empty if none did."""
+        for row in self.rows:
+            if row.job == job_id and row.name in self.errors:
+                return f"its slice in {row.zone} cannot be released: {self.errors[row.name]}"
+        return ""
+
+    def due(self, now: float, requesting: Collection[str]) -> Iterator[SliceRow]:
+        """Yield the slices to delete now. Forget those that are gone, unless being requested."""
+        for row in self.rows:
+            poll = self._polls.newest(row.zone)
+            newer = poll is not None and poll.at > self._known_since[row.name]
+            if poll and newer and row.name not in requesting and poll.is_gone(row.name):
+                self._store.gone(row.name, self._wall())
+                self._folders.forget_known_hosts(row.name)
+                self._polls.forget(row.name)
+                for by_name in (self._retry_at, self._failures, self.errors):
+                    by_name.pop(row.name, None)
+            elif now >= self._retry_at.get(row.name, 0.0):
+                self._retry_at[row.name] = now + self._polls.interval
+                yield row
+
+    async def release(self, row: SliceRow) -> None:
+        """Delete a slice, which may be gone already."""
+        try:
+            poll = self._polls.newest(row.zone)
+            listed = poll.placements.get(row.name) if poll else None
+            slices = [part.name for part in listed.slices] if listed else []
+            await self._cloud.release(row.zone, row.name, slices)
+        except CloudError as error:
+            failures = self._failures[row.name] = self._failures.get(row.name, 0) + 1
+            self._retry_at[row.name] += self._polls.interval * 2.0 ** min(failures, MAX_DOUBLINGS)
+            self.errors[row.name] = self._cloud.explain(error, row.zone).message
+            log.info("release %s: %s", row.name, error)
+        else:
+            self._failures.pop(row.name, None)
+            self.errors.pop(row.name, None)
+        self._polls.poll_soon(row.zone)
+
+    def release_forgotten(self, poll: ZonePoll, known: Collection[str]) -> None:
+        """Release slices with this database's label that are not among the known ones."""
+        known = {*known, *(row.name for row in self._store.releasing())}
+        for name, listed in poll.placements.items():
+            labelled = listed.labels.get(LABEL_OWNER) == self._store.owner
+            if not labelled or name in known or listed.being_deleted:
+                continue
+            log.warning("slice %s in %s belongs to no job and is released", name, poll.zone)
+            job_id, now = listed.labels.get(LABEL_JOB, ""), self._wall()
+            row = SliceRow(name, job_id, poll.zone, listed.accelerator, now, None, now, None)
+            self._store.adopt_orphan(row)
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A slice of another database."""
+
+    name: str
+    zone: str
+    accelerator: str
+    state: str
+    """The cloud's own name of the state."""
+    job: str
+    """The id of its job in that database."""
+    owner: str
+    hosts: int
+    adoptable: bool
+    """True if a job can continue with this slice."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the orphan as the server sends it."""
+        return asdict(self)
+
+
+class DatabaseIds:
+    """The ids of the databases of this home, their last jobs, and the zones that they used."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file at `path`. A file that cannot be read is replaced."""
+        self._path = path
+        self.last_jobs: dict[str, int] = {}
+        """The highest job number so far, by database."""
+        self.last_fence = 0
+        """The highest fencing number so far, of any database."""
+        self.zones: set[str] = set()
+        self._saved = True
+        try:
+            saved = json.loads(path.read_text())
+            self.last_jobs = {str(owner): int(last) for owner, last in saved["last_jobs"].items()}
+            self.zones = {str(zone) for zone in saved["zones"]}
+            self.last_fence = int(saved.get("last_fence", 0))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be read: %s", path, error)
+
+    def update(
+        self, owner: str, last_job: int = 0, zones: Collection[str] = (), fence: int = 0
+    ) -> None:
+        """Save changes of a database. If the disk is full, the next call saves them."""
+        last = max(last_job, self.last_jobs.get(owner, 0))
+        unchanged = self.last_jobs.get(owner) == last and self.zones.issuperset(zones)
+        if unchanged and fence <= self.last_fence and self._saved:
+            return
+        self.last_jobs[owner] = last
+        self.last_fence = max(self.last_fence, fence)
+        self.zones.update(zones)
+        try:
+            self._save()
+            self._saved = True
+        except OSError as error:
+            self._saved = False
+            log.warning("%s cannot be written: %s", self._path, error)
+
+    def _save(self) -> None:
+        new_path = self._path.with_suffix(".new")
+        descriptor = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            numbers = {"last_jobs": self.last_jobs, "last_fence": self.last_fence}
+            json.dump({**numbers, "zones": sorted(self.zones)}, file)
+        new_path.rename(self._path)
+
+
+class OrphanedSlices:
+    """The orphans in the newest poll of each zone."""
+
+    def __init__(self, owner: str, databases: DatabaseIds, last_job: int) -> None:
+        """`owner` is the id of this database, and `last_job` its highest job number.
+
+        If it once had a higher one, it is an older copy that does not know the jobs since then.
+        """
+        self._owner = owner
+        self._databases = databases
+        self._forgotten = range(last_job + 1, databases.last_jobs.get(owner, 0) + 1)
+        self._by_zone: dict[str, list[Orphan]] = {}
+
+    @property
+    def zones(self) -> set[str]:
+        """The zones that any database of this home has used."""
+        return set(self._databases.zones)
+
+    def record_job(self, job_id: str) -> None:
+        """Save that this database has used a job number."""
+        self._databases.update(self._owner, int(job_id))
+
+    def update(self, poll: ZonePoll) -> None:
+        """Take the orphans of a zone from its poll."""
+        self._by_zone[poll.zone] = [*self._find(poll)]
+        self._databases.update(self._owner, zones=[poll.zone])
+
+    def _find(self, poll: ZonePoll) -> Iterator[Orphan]:
+        for name, listed in poll.placements.items():
+            owner, job = listed.labels.get(LABEL_OWNER, ""), listed.labels.get(LABEL_JOB, "")
+            if not listed.being_deleted and self._is_orphan(owner, job):
+                hosts = len(listed.endpoints)
+                yield Orphan(
+                    name, poll.zone, listed.accelerator, listed.cloud_state, job, owner, hosts,
+                    adoptable=listed.state is PlacementState.READY and hosts > 0,
+                )  # fmt: skip
+
+    def _is_orphan(self, owner: str, job: str) -> bool:
+        if owner == self._owner:
+            return job.isdecimal() and int(job) in self._forgotten
+        return owner in self._databases.last_jobs
+
+    def all(self, known: Collection[str]) -> list[Orphan]:
+        """Return the orphans that are not among the `known` slices."""
+        return [
+            orphan
+            for zone in sorted(self._by_zone)
+            for orphan in self._by_zone[zone]
+            if orphan.name not in known
+        ]
+
+    def names(self) -> set[str]:
+        """Return the names of the orphans, which are not released without the user."""
+        return {orphan.name for orphans in self._by_zone.values() for orphan in orphans}
+
+
+class ZoneWatch:
+    """Polls zones with known slices at the usual interval, and all others now and then."""
+
+    def __init__(
+        self,
+        store: Store,
+        polls: ZonePolls,
+        releases: Releases,
+        orphans: OrphanedSlices,
+        *,
+        zones: Collection[str],
+        placements: Callable[[], Iterable[Placement]],
+        clock: Callable[[], float],
+    ) -> None:
+        """`zones` are those of the settings. `placements` returns those of all jobs now."""
+        self._store = store
+        self._polls = polls
+        self._releases = releases
+        self._orphans = orphans
+        self._configured_zones = zones
+        self._placements = placements
+        self._clock = clock
+        self._swept_at = float("-inf")
+
+    def start_polls(self, tasks: BackgroundTasks) -> None:
+        """Start every poll that is due."""
+        now = self._clock()
+        zones = {placement.zone for placement in self._placements()}
+        zones |= {row.zone for row in self._releases.rows}
+        if now - self._swept_at > SWEEP_SECONDS:
+            zones |= self._all_zones()
+            self._swept_at = now
+        for zone in self._polls.take_due(zones):
+            tasks.start(f"look {zone}", partial(self._poll, zone))
+
+    async def poll_all_zones(self) -> None:
+        """Poll every zone that may have a slice of this home, now."""
+        await asyncio.gather(*(self._poll(zone) for zone in self._all_zones()))
+
+    def known_slices(self) -> set[str]:
+        """Return the names of slices that a job holds or that are being deleted."""
+        names = {placement.name for placement in self._placements()}
+        return names | {row.name for row in self._store.releasing()}
+
+    def _all_zones(self) -> set[str]:
+        return set(self._configured_zones) | self._store.zones_used() | self._orphans.zones
+
+    async def _poll(self, zone: str) -> None:
+        releasing = {row.name for row in self._releases.rows if row.zone == zone}
+        poll = await self._polls.poll(zone, self._names_in(zone) | releasing)
+        if poll is not None:
+            self._orphans.update(poll)
+            # Jobs may have requested slices during the poll.
+            unreadable_jobs = self._store.slices_of_unreadable_jobs()
+            known = self._names_in(zone) | unreadable_jobs | self._orphans.names()
+            self._releases.release_forgotten(poll, known)
+
+    def _names_in(self, zone: str) -> set[str]:
+        return {placement.name for placement in self._placements() if placement.zone == zone}

@@ -1,1 +1,0 @@
-"""What is done about slices: ask, connect, release, and find those that nobody holds."""
