@@ -52,7 +52,7 @@ class Inn:
         return codes[0]
 
 
-def test_it_leaves_a_while_after_the_last_call() -> None:
+def test_it_exits_some_time_after_the_last_call() -> None:
     inn = Inn()
     inn.now = 50.0
     assert inn.visits.seconds_left() == 10.0
@@ -63,7 +63,7 @@ def test_it_leaves_a_while_after_the_last_call() -> None:
     assert inn.visits.seconds_left() == 30.0
 
 
-def test_it_stays_while_it_is_needed_and_a_while_longer() -> None:
+def test_it_stays_while_it_is_busy_and_some_time_longer() -> None:
     inn = Inn()
     inn.busy, inn.now = True, 1000.0
     assert inn.visits.seconds_left() is None
@@ -71,7 +71,7 @@ def test_it_stays_while_it_is_needed_and_a_while_longer() -> None:
     assert inn.visits.seconds_left() == 59.0
 
 
-def test_it_stays_while_somebody_is_served() -> None:
+def test_it_stays_during_an_open_call() -> None:
     inn = Inn()
     seen: list[float | None] = []
 
@@ -85,13 +85,13 @@ def test_it_stays_while_somebody_is_served() -> None:
     assert inn.visits.seconds_left() == 60.0
 
 
-def test_without_patience_it_stays_for_ever() -> None:
+def test_without_a_timeout_it_never_exits() -> None:
     inn = Inn(patience=None)
     inn.now = 1e9
     assert inn.visits.seconds_left() is None
 
 
-def test_who_comes_too_late_is_turned_away_before_anything_is_done() -> None:
+def test_a_call_during_the_exit_is_rejected_without_effect() -> None:
     inn = Inn()
     inn.now = 60.0
     asyncio.run(asyncio.wait_for(inn.visits.wait_until_idle(), 5))
@@ -106,7 +106,7 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-def test_an_emulator_without_slices_leaves_and_one_that_was_told_to_misbehave_stays(
+def test_an_idle_emulator_exits_unless_faults_are_set(
     tmp_path: Path,
 ) -> None:
     def started(home: Path) -> "subprocess.Popen[bytes]":

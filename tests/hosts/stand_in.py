@@ -1,4 +1,4 @@
-"""Hosts one can log in to: an SSH server each, with a home of its own, behind a link to cut."""
+"""Hosts with an SSH server and a home folder each, behind a connection that a test can cut."""
 
 import asyncio
 import contextlib
@@ -13,11 +13,13 @@ from typing import Any
 
 import asyncssh
 
+from drumline.cloud.emulator.processes import command_line
+from drumline.hosts.agent.processes import all_pids, is_alive, process_environment
 from drumline.hosts.session import Address, Program, SliceSession, Timing
 
 Link = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
-QUICK = Timing(
+FAST = Timing(
     connect_timeout=3,
     keepalive_interval=0.3,
     keepalive_count=2,
@@ -29,7 +31,7 @@ QUICK = Timing(
 
 
 def program(**parts: Any) -> Program:
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "job_id": "000012",
         "name": "digits",
         "attempt": 1,
@@ -43,11 +45,11 @@ def program(**parts: Any) -> Program:
         "hosts": None,
         "checkpoint": None,
     }
-    return Program(**{**known, **parts})
+    return Program(**{**defaults, **parts})
 
 
 async def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
-    """Wait for a condition; fail with what it was after the time is up."""
+    """Wait for a condition. Fail with its description at the timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -61,7 +63,7 @@ class _Login(asyncssh.SSHServer):
         return True
 
 
-async def _feed(source: Any, sink: asyncio.StreamWriter) -> None:
+async def _copy_input(source: Any, sink: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError, asyncssh.Error):
         while data := await source.read(1 << 16):
             sink.write(data)
@@ -69,14 +71,14 @@ async def _feed(source: Any, sink: asyncio.StreamWriter) -> None:
     sink.close()
 
 
-async def _pour(source: asyncio.StreamReader, sink: Any) -> None:
+async def _copy_output(source: asyncio.StreamReader, sink: Any) -> None:
     while data := await source.read(1 << 16):
         sink.write(data)
         await sink.drain()
 
 
 class Host:
-    """One stand-in."""
+    """One host."""
 
     def __init__(self, home: Path, authorized: Path) -> None:
         self.home = home
@@ -131,11 +133,12 @@ class Host:
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None
-        feeding = asyncio.create_task(_feed(process.stdin, child.stdin))
+        feeding = asyncio.create_task(_copy_input(process.stdin, child.stdin))
         closing = asyncio.create_task(self._close_with(process, child))
         try:
             await asyncio.gather(
-                _pour(child.stdout, process.stdout), _pour(child.stderr, process.stderr)
+                _copy_output(child.stdout, process.stdout),
+                _copy_output(child.stderr, process.stderr),
             )
             code = await child.wait()
             if code < 0:
@@ -151,10 +154,10 @@ class Host:
     async def _close_with(
         self, process: "asyncssh.SSHServerProcess[bytes]", child: asyncio.subprocess.Process
     ) -> None:
-        """Close the pipes with the channel, as sshd does; the command itself is left alone."""
+        """Close the pipes with the channel, as sshd does. The command continues."""
         await process.wait_closed()
         for fd in (1, 2):
-            # Not the process's own close, which would kill it.
+            # The close of the process would kill it.
             child._transport.get_pipe_transport(fd).close()  # type: ignore[attr-defined]
 
     # The link -----------------------------------------------------------------------------------
@@ -173,7 +176,7 @@ class Host:
             self._links.discard(pair)
 
     async def _carry(self, source: asyncio.StreamReader, pair: Link, side: int) -> None:
-        """Until one side ends; then both do."""
+        """Forward data until one side closes, then close both."""
         with contextlib.suppress(OSError):
             while data := await source.read(1 << 16):
                 await self._open.wait()
@@ -183,51 +186,40 @@ class Host:
             end.transport.abort()
 
     def cut(self) -> None:
-        """Every connection breaks; a new one may be made."""
+        """Cut every connection. New ones work."""
         for pair in list(self._links):
             for end in pair:
                 end.transport.abort()
 
-    def fall_silent(self) -> None:
-        """Nothing gets through any more, and nobody is told."""
+    def drop_data(self) -> None:
+        """Drop all data without closing the connections."""
         self._open.clear()
 
-    def speak_again(self) -> None:
+    def pass_data(self) -> None:
         self._open.set()
 
     # The machine --------------------------------------------------------------------------------
 
     def pids(self) -> list[int]:
         """All processes of this host."""
-        mark = b"\0HOME=" + str(self.home).encode() + b"\0"
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    if mark in b"\0" + (entry / "environ").read_bytes():
-                        found.append(int(entry.name))
-        return found
+        variable = b"\0HOME=" + str(self.home).encode() + b"\0"
+        return [pid for pid in all_pids() if variable in b"\0" + process_environment(pid)]
 
     def runs(self, words: str) -> bool:
-        """Whether a process of this host has these words in its command line."""
-        for pid in self.pids():
-            with contextlib.suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-                if words.encode() in line and not _is_zombie(pid):
-                    return True
-        return False
+        """Return True if a process of this host has these words in its command line."""
+        return any(words in command_line(pid) and is_alive(pid) for pid in self.pids())
 
     def reboot(self) -> None:
-        """All its processes end at once and it comes back with an empty disk."""
+        """Kill all processes at once and empty the disk."""
         self.kill()
         shutil.rmtree(self.home)
         self.home.mkdir()
         self.cut()
 
     def kill(self) -> None:
-        # Stopped first, so that none sees another die and writes it down; and again, because a
-        # process may fork between the look and the blow.
-        while pids := [pid for pid in self.pids() if not _is_zombie(pid)]:
+        # Stopped first, so that no process can record the death of another. Repeated, because a
+        # process may fork after it was listed.
+        while pids := [pid for pid in self.pids() if is_alive(pid)]:
             for how in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in pids:
                     with contextlib.suppress(OSError):
@@ -235,24 +227,17 @@ class Host:
 
     async def stop(self) -> None:
         self._front.close()
-        self.speak_again()
+        self.pass_data()
         self.cut()
         self._server.close()
         self.kill()
         await self._server.wait_closed()
 
 
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
-async def said(
+async def run_command(
     session: SliceSession, host: int, command: str, **more: Any
 ) -> tuple[int, bytes, bytes]:
-    """Exit code, stdout and stderr of a command that was run to its end."""
+    """Run a command and return its exit code, stdout and stderr."""
     written = {"stdout": bytearray(), "stderr": bytearray()}
 
     async def output(stream: str, data: bytes) -> None:
@@ -263,7 +248,7 @@ async def said(
 
 
 class Slice:
-    """Some hosts, and sessions on them."""
+    """Some hosts and the sessions on them."""
 
     def __init__(self, folder: Path, hosts: int) -> None:
         self.folder = folder
@@ -286,7 +271,7 @@ class Slice:
             await session.close()
         for host in self.hosts:
             await host.stop()
-        # Everything that was cut or killed says goodbye before the loop closes.
+        # The tasks of cut connections and killed processes end before the loop closes.
         for host in self.hosts:
             for child in host.children:
                 with contextlib.suppress(ProcessLookupError):
@@ -294,16 +279,18 @@ class Slice:
                 await child.wait()
         await until(lambda: len(asyncio.all_tasks()) <= 1, f"quiet: {asyncio.all_tasks()}")
 
-    def session(self, what: Program, **parts: Any) -> SliceSession:
-        known: Mapping[str, Any] = {
+    def session(self, attempt_program: Program, **parts: Any) -> SliceSession:
+        defaults: Mapping[str, Any] = {
             "key": self.key,
             "known_hosts": self.folder / "known",
             "logs": self.folder / "logs",
-            "timing": QUICK,
+            "timing": FAST,
         }
-        made = SliceSession(what, [host.address for host in self.hosts], **{**known, **parts})
-        self.sessions.append(made)
-        return made
+        session = SliceSession(
+            attempt_program, [host.address for host in self.hosts], **{**defaults, **parts}
+        )
+        self.sessions.append(session)
+        return session
 
     def log(self, host: int) -> bytes:
         path = self.folder / "logs" / f"host-{host}.log"

@@ -42,7 +42,7 @@ def code(folder: Path, text: str, name: str = "train.py") -> Path:
         ("", "python - <<'E'\nimport drumline\nE", "package"),
     ],
 )
-def test_what_the_code_imports_is_seen(tmp_path: Path, text: str, script: str, use: str) -> None:
+def test_imports_of_drumline_are_found(tmp_path: Path, text: str, script: str, use: str) -> None:
     folder = code(tmp_path, text, "a/b.py")
     assert find_use(folder, ["a/b.py", "gone.py"], [script]) == use
 
@@ -61,7 +61,7 @@ def test_what_the_code_imports_is_seen(tmp_path: Path, text: str, script: str, u
         ({"kind": "venv"}, True, "training", ""),
     ],
 )
-def test_it_is_sent_when_it_is_needed_and_what_will_lack_is_told(
+def test_the_package_is_bundled_if_needed_and_missing_packages_are_a_warning(
     tmp_path: Path, python: dict[str, Any], local: bool, use: str, warning: str
 ) -> None:
     found = choose_package(code(tmp_path, TRAINS), ["x"], SETTLES | python, local=local)
@@ -71,7 +71,7 @@ def test_it_is_sent_when_it_is_needed_and_what_will_lack_is_told(
     assert (found.package is None) == (use == "none")
 
 
-def test_code_that_brings_its_own_or_needs_none_is_left_alone(tmp_path: Path) -> None:
+def test_no_package_is_bundled_if_the_code_has_it_or_does_not_need_it(tmp_path: Path) -> None:
     own = code(code(tmp_path / "own", TRAINS), "", "src/drumline/__init__.py")
     assert choose_package(own, ["x"], SETTLES, local=False).use == "none"
     other = code(tmp_path / "other", "import jax\n")
@@ -89,7 +89,7 @@ def unpacked(archive: Path, work: Path) -> Path:
     return work
 
 
-def test_the_package_travels_with_the_code_and_counts_for_nothing(tmp_path: Path) -> None:
+def test_the_bundled_package_is_not_counted_as_code(tmp_path: Path) -> None:
     folder = code(tmp_path / "code", BEATS)
     plain = pack(folder, tmp_path / "out")
     both = pack(folder, tmp_path / "out", package=PACKAGE)
@@ -109,7 +109,7 @@ SEEN = "python3 -c 'import drumline; print(drumline.__version__, drumline.__file
 
 
 @pytest.mark.parametrize("kind", ["system", "venv", "docker"])
-def test_the_program_finds_it(tmp_path: Path, kind: Any) -> None:
+def test_the_program_imports_the_bundled_package(tmp_path: Path, kind: Any) -> None:
     image = "lab/train" if kind == "docker" else None
     python = PythonEnvironment(kind, image=image, drumline="package")
     work = unpacked(pack(None, tmp_path / "out", package=PACKAGE).path, tmp_path / "work")
@@ -140,7 +140,7 @@ def test_the_program_finds_it(tmp_path: Path, kind: Any) -> None:
         assert bash(own.script, work, (), **path).stdout == f"{version} {file}\n"
 
 
-def test_what_training_needs_is_installed_where_the_environment_is_ours() -> None:
+def test_requirements_of_training_are_installed_if_drumline_makes_the_environment() -> None:
     wanted = training_requirements()
     names = {entry.split(">")[0].split("<")[0].split("=")[0] for entry in wanted}
     assert names == {

@@ -46,7 +46,7 @@ def test_the_same_files_are_the_same_archive(tmp_path: Path) -> None:
     assert pack(two, tmp_path / "code").sha256 != first.sha256
 
 
-def test_names_modes_and_links_arrive_as_they_were(tmp_path: Path) -> None:
+def test_names_modes_and_links_are_kept(tmp_path: Path) -> None:
     folder = fill(tmp_path / "code", "run.sh", "data/ä b'c\n.txt", "x" * 120 + "/long.py")
     (folder / "run.sh").chmod(0o755)
     (folder / "link").symlink_to("data")
@@ -61,21 +61,21 @@ def test_names_modes_and_links_arrive_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../secret", "a/../../secret"])
-def test_a_link_that_points_outside_is_refused(tmp_path: Path, target: str) -> None:
+def test_a_link_that_points_outside_is_rejected(tmp_path: Path, target: str) -> None:
     folder = fill(tmp_path / "code", "a/b.py")
     (folder / "link").symlink_to(target)
     with pytest.raises(CodeError, match="the link link points out of the folder"):
         pack(folder, tmp_path / "out")
 
 
-def test_too_much_names_the_largest_part(tmp_path: Path) -> None:
+def test_the_error_for_too_much_code_names_the_largest_part(tmp_path: Path) -> None:
     folder = fill(tmp_path / "code", "train.py", "data/a", "data/b")
     (folder / "data" / "a").write_bytes(b"x" * 2_000_000)
     with pytest.raises(CodeError, match=r"holds 2\.0 MB, more than 1\.0 MB; .* data with 2\.0 MB"):
         pack(folder, tmp_path / "out", max_bytes=1_000_000)
 
 
-def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_code_error(tmp_path: Path) -> None:
     with pytest.raises(CodeError, match="is not a folder"):
         pack(tmp_path / "nowhere", tmp_path / "out")
 
@@ -139,7 +139,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_without_git_the_rules_of_gitignore_hold_all_the_same(tmp_path: Path) -> None:
+def test_gitignore_files_are_applied_without_git(tmp_path: Path) -> None:
     if GIT is None:
         pytest.skip("needs git, as the judge")
     folder = fill(tmp_path / "code", *NAMES)
@@ -156,7 +156,7 @@ def test_without_git_the_rules_of_gitignore_hold_all_the_same(tmp_path: Path) ->
     assert {"plain.py", "keep.log", "xonly", "own/sub/drop.txt"} <= set(ours)
 
 
-def test_of_drumlines_own_package_only_the_source_is_sent(tmp_path: Path) -> None:
+def test_only_the_sources_of_the_bundled_package_are_sent(tmp_path: Path) -> None:
     """A checkout that is installed in place may hold anything beside the source."""
     package = tmp_path / "src" / "drumline"
     (package / "jobs").mkdir(parents=True)

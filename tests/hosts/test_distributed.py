@@ -60,7 +60,7 @@ for step in range(1000):
 """
 
 
-def test_an_exception_on_one_host_ends_both_in_seconds_and_is_named(tmp_path: Path) -> None:
+def test_an_exception_on_one_host_ends_both_in_seconds_and_is_reported(tmp_path: Path) -> None:
     port = free_port()
     both = [start(tmp_path, TRAIN, host, 2, port) for host in (0, 1)]
     try:
@@ -83,7 +83,7 @@ def test_an_exception_on_one_host_ends_both_in_seconds_and_is_named(tmp_path: Pa
     assert json.loads((tmp_path / "1" / "heartbeat.json").read_text())["step"] == 2
 
 
-def test_one_host_joins_nobody_and_still_reports_its_error(tmp_path: Path) -> None:
+def test_a_single_host_reports_its_error(tmp_path: Path) -> None:
     code = """
     import atexit, sys
     import drumline.distributed

@@ -1,4 +1,4 @@
-"""One host: answers that overtake each other on their way."""
+"""HostRunner: answers of the agent that arrive in another order than they were sent."""
 
 import asyncio
 import base64
@@ -20,12 +20,12 @@ from tests.jobs.fakes import VirtualTimeLoop
 from .stand_in import program, until
 
 
-class SlowToAnswer:
-    """A host whose program has ended, and is told of as ended, before `start` is answered."""
+class ExitBeforeAnswer:
+    """A host that reports the exit of its program before it answers `start`."""
 
     def __init__(self) -> None:
         self.starting = asyncio.Event()
-        self.event_texts = asyncio.Event()
+        self.exit_sent = asyncio.Event()
 
     async def install(self) -> None:
         pass
@@ -33,20 +33,20 @@ class SlowToAnswer:
     async def ask(self, _: type[Any], verb: str, *__: str, **___: Any) -> Any:
         if verb == "start":
             self.starting.set()
-            await self.event_texts.wait()
+            await self.exit_sent.wait()
             return AttemptStatus(state="running", started_at=1.0)
-        known = {"status": AttemptStatus(state="none"), "prepare": PrepareResult(have_code=True)}
-        return known.get(verb) or FreePort(port=1234)
+        answers = {"status": AttemptStatus(state="none"), "prepare": PrepareResult(have_code=True)}
+        return answers.get(verb) or FreePort(port=1234)
 
     async def watch(self, *_: object) -> AsyncIterator[WatchLine]:
         await self.starting.wait()
-        yield WatchLine(status=ENDED)
-        self.event_texts.set()
+        yield WatchLine(status=EXITED)
+        self.exit_sent.set()
         await asyncio.Event().wait()
 
 
-class EndedUnseen:
-    """A host whose program ended while nobody was connected; its last lines are still to come."""
+class ExitWhileDisconnected:
+    """A host whose program has exited before the connection, and whose log is not yet sent."""
 
     def __init__(self) -> None:
         self.send_log = asyncio.Event()
@@ -55,17 +55,17 @@ class EndedUnseen:
         pass
 
     async def ask(self, *_: object, **__: object) -> AttemptStatus:
-        return ENDED
+        return EXITED
 
     async def watch(self, *_: object) -> AsyncIterator[WatchLine]:
         await self.send_log.wait()
         yield WatchLine(log=base64.b64encode(b"last words\n").decode())
-        yield WatchLine(status=ENDED)
+        yield WatchLine(status=EXITED)
         await asyncio.Event().wait()
 
 
-class Floods:
-    """A host whose program runs, and writes so much that no status gets through behind it."""
+class LogFlood:
+    """A host whose program writes so much that no status is sent."""
 
     def __init__(self) -> None:
         self.read = asyncio.Event()
@@ -83,8 +83,8 @@ class Floods:
         await asyncio.Event().wait()
 
 
-class Rebooted:
-    """A host that has forgotten the program which it ran, and says nothing more by itself."""
+class RebootedHost:
+    """A host that was rebooted and sends only its status."""
 
     async def install(self) -> None:
         pass
@@ -97,16 +97,16 @@ class Rebooted:
         yield WatchLine()
 
 
-ENDED = AttemptStatus(state="exited", exit_code=3, started_at=1.0)
+EXITED = AttemptStatus(state="exited", exit_code=3, started_at=1.0)
 
 
-class NeverAnswers:
-    """A connection to a host that lets us in and answers nothing."""
+class NoAnswers:
+    """A connection to a host that accepts logins and answers nothing."""
 
     def __init__(self) -> None:
         self.opened = 0
 
-    async def open(self, *_: object) -> "NeverAnswers":
+    async def open(self, *_: object) -> "NoAnswers":
         self.opened += 1
         return self
 
@@ -117,7 +117,7 @@ class NeverAnswers:
         pass
 
 
-def driver_of(folder: Path) -> HostRunner:
+def make_runner(folder: Path) -> HostRunner:
     resources = RunnerResources(
         key=folder / "key",
         known_hosts=KnownHosts(folder / "known"),
@@ -131,81 +131,81 @@ def driver_of(folder: Path) -> HostRunner:
 
 
 @asynccontextmanager
-async def driven(folder: Path, host: object) -> AsyncIterator[HostRunner]:
-    driver = driver_of(folder)
-    driving = asyncio.create_task(driver._use_connection(host))  # type: ignore[arg-type]
-    yield driver
-    driving.cancel()
-    await asyncio.gather(driving, return_exceptions=True)
+async def connected_runner(folder: Path, agent: object) -> AsyncIterator[HostRunner]:
+    runner = make_runner(folder)
+    task = asyncio.create_task(runner._use_connection(agent))  # type: ignore[arg-type]
+    yield runner
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
-def test_an_end_is_not_undone_by_an_answer_that_comes_late(tmp_path: Path) -> None:
-    """A program that is over in no time; its host would read RUNNING for ever."""
+def test_an_exit_is_not_undone_by_a_late_answer(tmp_path: Path) -> None:
+    """Otherwise the host of a program that exits at once would stay RUNNING."""
 
     async def scenario() -> None:
-        host = SlowToAnswer()
-        async with driven(tmp_path, host) as driver:
-            # It is written down once the answer to `start` has come.
+        host = ExitBeforeAnswer()
+        async with connected_runner(tmp_path, host) as runner:
+            # The file is written after the answer to `start`.
             started = tmp_path / "started"
             await until(lambda: started.exists() and '"hosts": [0]' in started.read_text(), "it")
             await asyncio.sleep(0)
-            assert driver.report().phase is HostPhase.EXITED
-            assert driver.report().exit_code == 3
+            assert runner.report().phase is HostPhase.EXITED
+            assert runner.report().exit_code == 3
 
     asyncio.run(scenario())
 
 
-def test_an_end_is_told_only_once_all_of_the_log_is_here(tmp_path: Path) -> None:
-    """Who hears of the end lets go of the slice, and of what was not yet copied from it."""
+def test_an_exit_is_reported_only_after_the_whole_log(tmp_path: Path) -> None:
+    """After the exit the slice is released, with the rest of the log."""
 
     async def scenario() -> None:
-        host = EndedUnseen()
-        async with driven(tmp_path, host) as driver:
+        host = ExitWhileDisconnected()
+        async with connected_runner(tmp_path, host) as runner:
             await until(lambda: (tmp_path / "started").exists(), "the host has answered")
             await asyncio.sleep(0)
-            assert driver.report().phase is not HostPhase.EXITED
+            assert runner.report().phase is not HostPhase.EXITED
             host.send_log.set()
-            await until(lambda: driver.report().phase is HostPhase.EXITED, "the end")
+            await until(lambda: runner.report().phase is HostPhase.EXITED, "the end")
             assert (tmp_path / "host-0.log").read_bytes() == b"last words\n"
 
     asyncio.run(scenario())
 
 
-def test_a_host_that_floods_its_log_has_still_told_what_it_does(tmp_path: Path) -> None:
-    """Else no verdict would be passed on it: one waits for what every host says of its program."""
+def test_a_host_that_floods_its_log_still_has_a_status_time(tmp_path: Path) -> None:
+    """Otherwise a verdict would wait for the status of this host forever."""
 
     async def scenario() -> None:
-        host = Floods()
-        async with driven(tmp_path, host) as driver:
+        host = LogFlood()
+        async with connected_runner(tmp_path, host) as runner:
             await host.read.wait()
-            assert driver.report().phase is HostPhase.RUNNING
-            assert driver.report().reported_at == 1.0
+            assert runner.report().phase is HostPhase.RUNNING
+            assert runner.report().reported_at == 1.0
 
     asyncio.run(scenario())
 
 
-def test_a_program_that_is_lost_is_told_of_as_soon_as_its_host_is_back(tmp_path: Path) -> None:
+def test_a_lost_program_is_reported_as_soon_as_its_host_is_back(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with driven(tmp_path, Rebooted()) as driver:
-            await until(lambda: driver.report().phase is HostPhase.MISSING, "it is told of")
-            assert driver.report().reported_at == 1.0
+        async with connected_runner(tmp_path, RebootedHost()) as runner:
+            await until(lambda: runner.report().phase is HostPhase.MISSING, "it is reported")
+            assert runner.report().reported_at == 1.0
 
     asyncio.run(scenario())
 
 
-def test_a_host_that_lets_us_in_and_answers_nothing_is_tried_less_and_less(
+def test_reconnects_to_a_host_that_answers_nothing_back_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection = NeverAnswers()
+    connection = NoAnswers()
     monkeypatch.setattr(driver_module, "Connection", connection)
 
     async def scenario() -> None:
-        driver = driver_of(tmp_path)
-        driving = asyncio.create_task(driver.run_forever())
+        runner = make_runner(tmp_path)
+        task = asyncio.create_task(runner.run_forever())
         await asyncio.sleep(600)
-        driving.cancel()
-        assert driver.report().heard_at is None, "to be let in is not to be answered"
+        task.cancel()
+        assert runner.report().heard_at is None, "a login is not an answer"
 
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(scenario())
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as loop:
+        loop.run(scenario())
     assert 20 < connection.opened < 200, "every ten seconds by then"

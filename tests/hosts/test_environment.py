@@ -77,7 +77,7 @@ def test_the_hosts_own_python_needs_nothing() -> None:
     assert activation(python, "1") == ""
 
 
-def test_a_venv_is_made_and_is_what_the_run_finds(tmp_path: Path) -> None:
+def test_the_run_uses_the_venv_of_the_set_up(tmp_path: Path) -> None:
     python = PythonEnvironment("venv")
     (step,) = python_steps(python, "000001")
     # Without pip it is made in a tenth of the time.
@@ -96,7 +96,7 @@ def test_a_venv_is_made_and_is_what_the_run_finds(tmp_path: Path) -> None:
     assert bash(own.script, tmp_path).stdout == ran.stdout
 
 
-def test_requirements_never_go_into_the_emulators_own_python(tmp_path: Path) -> None:
+def test_requirements_are_never_installed_into_the_emulators_python(tmp_path: Path) -> None:
     if sys.prefix == sys.base_prefix:
         pytest.skip("needs to run in a virtual environment")
     (step,) = python_steps(EVERY[1], "000001")
@@ -105,7 +105,7 @@ def test_requirements_never_go_into_the_emulators_own_python(tmp_path: Path) -> 
     assert "use uv or venv" in done.stderr
 
 
-def test_a_container_gets_names_and_no_values() -> None:
+def test_a_container_gets_the_names_of_variables_without_values() -> None:
     wrap = run_wrap(PythonEnvironment("docker", image="lab/train"), "1", {"/data": "gs://lab"})
     words = " ".join(wrap)
     assert "--env-file" in words
@@ -120,7 +120,7 @@ def mounted(path: str, source: str) -> Step:
     return mount_steps({path: source})[0]
 
 
-def test_an_emulated_host_shows_a_bucket_as_a_folder(tmp_path: Path) -> None:
+def test_an_emulated_host_mounts_a_bucket_as_a_folder(tmp_path: Path) -> None:
     home, buckets = tmp_path / "home", tmp_path / "buckets"
     home.mkdir()
     step = mounted("~/my data/$(touch ran)", "gs://lab-data/imagenet/it's")
@@ -170,6 +170,6 @@ def test_a_tpu_vm_mounts_with_gcsfuse_once(tmp_path: Path) -> None:
         ("~/../x", "gs://lab", "leads out"),
     ],
 )
-def test_a_wrong_mount_is_one_sentence(path: str, source: str, said: str) -> None:
+def test_an_invalid_mount_is_a_user_error(path: str, source: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         mount_steps({path: source})

@@ -27,7 +27,7 @@ def read(file: Path) -> dict[str, object]:
     return value
 
 
-def test_numbers_of_all_kinds_are_told_as_numbers(file: Path) -> None:
+def test_numbers_of_all_types_are_reported_as_numbers(file: Path) -> None:
     numpy = pytest.importorskip("numpy")
     heartbeat(step=numpy.int32(7), loss=numpy.float32(0.5), lr=float("nan"), phase="warm")
     said = read(file)
@@ -35,7 +35,7 @@ def test_numbers_of_all_kinds_are_told_as_numbers(file: Path) -> None:
     assert said == {"step": 7, "loss": 0.5, "lr": "nan", "phase": "warm"}
 
 
-def test_a_fast_program_writes_at_most_ten_times_a_second_and_its_last_word(
+def test_a_fast_program_writes_at_most_ten_times_a_second_and_its_last_report(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -64,7 +64,7 @@ def test_the_last_report_is_written_when_the_program_ends(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_report_leaves_out_stays_as_it_was_told(file: Path) -> None:
+def test_values_missing_from_a_report_keep_their_last_value(file: Path) -> None:
     for step in range(298, 301):
         heartbeat(step=step, total=300, mfu=0.4, checkpoint=step)
     heartbeat(mfu=None, result="97.1 %")
@@ -75,7 +75,7 @@ def test_what_a_report_leaves_out_stays_as_it_was_told(file: Path) -> None:
                     "result": "97.1 %"}  # fmt: skip
 
 
-def test_every_report_says_which_checkpoint_the_program_went_on_from(file: Path) -> None:
+def test_every_report_has_the_checkpoint_that_the_program_resumed_from(file: Path) -> None:
     heartbeat(step=150, checkpoint=150)
     heartbeat(step=163, checkpoint=160)
     flush()
@@ -88,12 +88,12 @@ def test_a_start_without_a_checkpoint_is_a_start_from_0(file: Path) -> None:
     assert read(file)["resumed"] == 0
 
 
-def test_who_says_nothing_of_checkpoints_is_not_spoken_for(file: Path) -> None:
+def test_without_checkpoints_the_report_has_no_checkpoint(file: Path) -> None:
     heartbeat(step=1)
     assert "resumed" not in read(file)
 
 
-def test_it_is_there_after_import_drumline_and_costs_next_to_nothing(tmp_path: Path) -> None:
+def test_heartbeat_is_part_of_drumline_and_cheap_to_import(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat.json"
     code = (
         "import sys, drumline\n"
@@ -108,7 +108,7 @@ def test_it_is_there_after_import_drumline_and_costs_next_to_nothing(tmp_path: P
     assert read(path)["step"] == 7
 
 
-def test_without_an_agent_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_agent_heartbeat_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DRUMLINE_HEARTBEAT", raising=False)
     heartbeat(step=1, loss=object())
 

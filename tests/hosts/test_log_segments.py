@@ -36,7 +36,7 @@ def test_a_log_within_its_limit_is_one_plain_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pieces", [100, 50_000])
-def test_beyond_its_limit_a_log_keeps_its_head_and_its_newest_end(
+def test_over_its_limit_a_log_keeps_its_head_and_its_newest_end(
     tmp_path: Path, pieces: int
 ) -> None:
     path, limit = tmp_path / "host-0.log", MIN_LIMIT
@@ -54,7 +54,7 @@ def test_beyond_its_limit_a_log_keeps_its_head_and_its_newest_end(
     assert received_size(path) == len(text)
 
 
-def test_after_a_crash_it_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_after_a_crash_the_log_continues_at_its_end(tmp_path: Path) -> None:
     path, text = tmp_path / "host-0.log", random.Random(1).randbytes(3 * MIN_LIMIT)
     for start in range(0, len(text), 7000):
         log = LogWriter(path, MIN_LIMIT)
@@ -65,7 +65,7 @@ def test_after_a_crash_it_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert text.endswith(b"".join(part.path.read_bytes() for part in segments(path)[1:]))
 
 
-def test_reading_goes_on_behind_what_was_left_out(tmp_path: Path) -> None:
+def test_reading_continues_after_a_gap(tmp_path: Path) -> None:
     path, text = tmp_path / "host-0.log", random.Random(2).randbytes(4 * MIN_LIMIT)
     log = LogWriter(path, MIN_LIMIT)
     log.append(text, 1.0)
@@ -77,7 +77,7 @@ def test_reading_goes_on_behind_what_was_left_out(tmp_path: Path) -> None:
     assert read_chunk(path, len(text), 100).segment is None
 
 
-def test_every_place_in_a_log_has_its_moment(tmp_path: Path) -> None:
+def test_every_offset_in_a_log_has_a_time(tmp_path: Path) -> None:
     path = tmp_path / "host-0.log"
     log = LogWriter(path)
     log.append(b"a" * 100, 10.0)
@@ -92,7 +92,7 @@ def test_every_place_in_a_log_has_its_moment(tmp_path: Path) -> None:
     assert offset_at_time(path, 30.0) == 301
 
 
-def test_moments_of_a_log_that_grows_are_found_as_it_grows(tmp_path: Path) -> None:
+def test_times_of_a_growing_log_are_read_as_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "host-0.log"
     log = LogWriter(path)
     log.append(b"a" * 100, 10.0)
@@ -104,7 +104,7 @@ def test_moments_of_a_log_that_grows_are_found_as_it_grows(tmp_path: Path) -> No
     assert [times.time_at(place) for place in (99, 150, 250)] == [10.0, 20.0, 30.0]
 
 
-def test_moments_take_no_more_than_a_quarter_of_the_text_or_five_a_second(tmp_path: Path) -> None:
+def test_times_take_at_most_a_quarter_of_the_text_or_five_per_second(tmp_path: Path) -> None:
     path = tmp_path / "host-0.log"
     log = LogWriter(path)
     for dot in range(10_000):
@@ -113,7 +113,7 @@ def test_moments_take_no_more_than_a_quarter_of_the_text_or_five_a_second(tmp_pa
     assert segments(path)[0].times.stat().st_size <= 10_000 / 4 + 5 * 100 * 16 + 16
 
 
-def test_a_log_set_aside_leaves_room_for_a_new_one(tmp_path: Path) -> None:
+def test_a_renamed_log_makes_way_for_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "host-0.log"
     for text in (b"first", b"second"):
         log = LogWriter(path, MIN_LIMIT)

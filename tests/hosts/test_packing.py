@@ -10,7 +10,7 @@ from tests.hosts.packing_table import CASES, GIT, Case, run, undone
 
 @pytest.mark.skipif(GIT is None, reason="needs git")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
-def test_a_folder_is_sent_left_out_or_refused(case: Case) -> None:
+def test_files_that_are_sent_left_out_or_rejected(case: Case) -> None:
     with undone():
         result = run(case)
     if case.refused:

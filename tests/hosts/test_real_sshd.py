@@ -15,7 +15,7 @@ import pytest
 
 from drumline.hosts.session import Address, HostPhase, SliceSession, Step
 
-from .stand_in import QUICK, program, said, until
+from .stand_in import FAST, program, run_command, until
 
 NEEDED = ("/usr/sbin/sshd", "/usr/bin/python3")
 IP = shutil.which("ip") or "ip"
@@ -153,7 +153,7 @@ def test_two_hosts_over_openssh_through_an_outage(machines: Machines, tmp_path: 
             key=machines.key,
             known_hosts=tmp_path / "known",
             logs=logs,
-            timing=replace(QUICK, connect_timeout=1),
+            timing=replace(FAST, connect_timeout=1),
         )
         session.start()
         try:
@@ -173,15 +173,15 @@ def test_two_hosts_over_openssh_through_an_outage(machines: Machines, tmp_path: 
                 lambda: {r.phase for r in session.reports()} == {HostPhase.EXITED}, "all end"
             )
             assert [report.exit_code for report in session.reports()] == [3, 3]
-            _, written, _ = await said(session, 1, "cat steps; pgrep -c sleep")
+            _, written, _ = await run_command(session, 1, "cat steps; pgrep -c sleep")
             assert written == b"set up\n0\n"
             # What runs for somebody who leaves ends, and what ignores SIGTERM too.
             stubborn = "trap '' TERM; while :; do sleep 0.1; done"
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1):
-                    await said(session, 1, stubborn)
+                    await run_command(session, 1, stubborn)
             async with asyncio.timeout(30):
-                while b"trap" in (await said(session, 1, "pgrep -af [t]rap"))[1]:
+                while b"trap" in (await run_command(session, 1, "pgrep -af [t]rap"))[1]:
                     await asyncio.sleep(0.2)
         finally:
             await session.close()

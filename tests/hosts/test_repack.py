@@ -26,7 +26,7 @@ def old_archive(folder: Path, files: dict[str, str], links: dict[str, str] | Non
     return path
 
 
-def test_the_archive_of_a_home_folder_goes_on_without_its_secrets(tmp_path: Path) -> None:
+def test_the_archive_of_a_home_folder_is_repacked_without_secrets(tmp_path: Path) -> None:
     key = openssh_key()
     old = old_archive(
         tmp_path / "code",
@@ -69,14 +69,14 @@ def test_the_archive_of_a_home_folder_goes_on_without_its_secrets(tmp_path: Path
     assert repack(renewed.path) is None
 
 
-def test_an_archive_without_secrets_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_archive_without_secrets_is_not_repacked(tmp_path: Path) -> None:
     old = old_archive(tmp_path / "code", {"train.py": "x = 1", "notes/.env.example": "A="})
     assert repack(old) is None
     assert list(old.parent.iterdir()) == [old]
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut short", "no archive"])
-def test_an_archive_that_cannot_be_read_is_one_sentence(tmp_path: Path, damage: str) -> None:
+def test_an_unreadable_archive_is_a_code_error(tmp_path: Path, damage: str) -> None:
     old = old_archive(tmp_path / "code", {"train.py": openssh_key() * 50})
     data = old.read_bytes()
     match damage:

@@ -15,7 +15,7 @@ from tests.hosts.on_hosts import on_hosts, reach, running, work
 from .stand_in import Slice, program, until
 
 
-def test_two_hosts_get_code_and_set_up_and_run_as_one(tmp_path: Path) -> None:
+def test_two_hosts_get_the_code_run_the_set_up_and_start_together(tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.sh").write_text("echo host $DRUMLINE_HOST of $DRUMLINE_HOSTS\n")
@@ -72,7 +72,7 @@ def test_no_program_starts_before_all_hosts_are_ready(tmp_path: Path) -> None:
     on_hosts(tmp_path, 2, story)
 
 
-def test_cut_connections_cost_no_byte_of_the_log(tmp_path: Path) -> None:
+def test_the_log_is_complete_after_lost_connections(tmp_path: Path) -> None:
     lines = 4000
 
     async def story(slice_: Slice) -> None:
@@ -100,7 +100,7 @@ def test_cut_connections_cost_no_byte_of_the_log(tmp_path: Path) -> None:
     on_hosts(tmp_path, 1, story)
 
 
-def test_of_a_log_beyond_its_limit_both_ends_are_kept(tmp_path: Path) -> None:
+def test_a_log_over_its_limit_keeps_its_head_and_its_end(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         session = slice_.session(program(run="seq 100000; echo the end"), log_limit=MIN_LIMIT)
         session.start()
@@ -119,7 +119,7 @@ def test_of_a_log_beyond_its_limit_both_ends_are_kept(tmp_path: Path) -> None:
     on_hosts(tmp_path, 1, story)
 
 
-def test_a_new_server_attaches_to_what_runs(tmp_path: Path) -> None:
+def test_a_new_server_attaches_to_a_running_program(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         run = 'echo x >> starts; echo one; while [ ! -e "$HOME/go" ]; do sleep 0.05; done; exit 3'
         step = Step("once", "echo x >> steps")
@@ -141,7 +141,7 @@ def test_a_new_server_attaches_to_what_runs(tmp_path: Path) -> None:
     on_hosts(tmp_path, 2, story)
 
 
-def test_a_server_that_dies_between_two_starts_goes_on_with_the_same_coordinator(
+def test_after_a_crash_between_two_starts_the_coordinator_is_the_same(
     tmp_path: Path,
 ) -> None:
     async def story(slice_: Slice) -> None:
@@ -181,10 +181,10 @@ def test_a_restarted_host_is_missing_its_program(tmp_path: Path) -> None:
     on_hosts(tmp_path, 2, story)
 
 
-def test_a_silent_host_is_not_heard_of_and_nothing_is_guessed(tmp_path: Path) -> None:
+def test_an_unreachable_host_keeps_its_last_phase(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         async with running(slice_, "sleep 60") as session:
-            slice_.hosts[1].fall_silent()
+            slice_.hosts[1].drop_data()
             await until(lambda: session.reports()[1].detail != "", "the silence is noticed")
             heard = [report.heard_at or 0 for report in session.reports()]
             await until(
@@ -193,7 +193,7 @@ def test_a_silent_host_is_not_heard_of_and_nothing_is_guessed(tmp_path: Path) ->
             now = session.reports()
             assert now[1].heard_at == heard[1]
             assert now[1].phase is HostPhase.RUNNING
-            slice_.hosts[1].speak_again()
+            slice_.hosts[1].pass_data()
             await until(lambda: (session.reports()[1].heard_at or 0) > heard[1], "it is back")
             await until(lambda: session.reports()[1].detail == "", "and all is well")
 
@@ -237,7 +237,7 @@ def test_stop_during_set_up_ends_it_and_nothing_starts(tmp_path: Path) -> None:
     on_hosts(tmp_path, 1, story)
 
 
-def test_a_new_server_that_stops_the_attempt_gives_it_its_grace(tmp_path: Path) -> None:
+def test_a_new_server_stops_the_attempt_with_its_grace_period(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         run = (
             "trap 'sleep 0.5; echo saved; exit 0' TERM; echo up; while :; do sleep 0.05 || :; done"
@@ -253,7 +253,7 @@ def test_a_new_server_that_stops_the_attempt_gives_it_its_grace(tmp_path: Path) 
     on_hosts(tmp_path, 1, story)
 
 
-def test_a_failed_set_up_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_failed_set_up_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         step = Step("pip", "echo no matching distribution >&2; exit 4")
         session = slice_.session(program(run="echo ran", steps=(step,)))
@@ -269,7 +269,7 @@ def test_a_failed_set_up_is_told_with_its_last_words(tmp_path: Path) -> None:
     on_hosts(tmp_path, 1, story)
 
 
-def test_a_chip_that_stays_busy_is_told(tmp_path: Path) -> None:
+def test_a_chip_that_stays_busy_is_reported(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         devices = tmp_path / "dev"
         (devices / "vfio" / "0").mkdir(parents=True)
@@ -282,7 +282,7 @@ def test_a_chip_that_stays_busy_is_told(tmp_path: Path) -> None:
     on_hosts(tmp_path, 1, story)
 
 
-def test_hosts_that_are_left_out_are_prepared_and_count_as_done(tmp_path: Path) -> None:
+def test_hosts_without_a_rank_are_prepared_and_count_as_exited(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         session = slice_.session(
             program(run="echo $DRUMLINE_HOST of $DRUMLINE_HOSTS; exit 2", hosts=(1,))
@@ -297,7 +297,7 @@ def test_hosts_that_are_left_out_are_prepared_and_count_as_done(tmp_path: Path) 
     on_hosts(tmp_path, 2, story)
 
 
-def test_nasty_names_and_values_run_nothing(tmp_path: Path) -> None:
+def test_shell_syntax_in_names_and_values_is_not_executed(tmp_path: Path) -> None:
     nasty = 'a\'b"c $(touch "$HOME/ran") `touch $HOME/ran` ; touch $HOME/ran\n../../x'
 
     async def story(slice_: Slice) -> None:
@@ -324,7 +324,7 @@ def test_nasty_names_and_values_run_nothing(tmp_path: Path) -> None:
     on_hosts(tmp_path, 1, story)
 
 
-def test_a_changed_host_key_is_refused(tmp_path: Path) -> None:
+def test_a_changed_host_key_is_rejected(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         async with running(slice_, "sleep 60", job_id="000001") as session:
             file = session.known_hosts_file
@@ -343,7 +343,7 @@ def test_a_changed_host_key_is_refused(tmp_path: Path) -> None:
     on_hosts(tmp_path, 1, story)
 
 
-def test_a_host_that_is_not_up_yet_is_waited_for(tmp_path: Path) -> None:
+def test_the_session_waits_for_a_host_that_boots(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         await slice_.hosts[0].stop()
         session = slice_.session(program(run="exit 0"))
@@ -358,7 +358,7 @@ def test_a_host_that_is_not_up_yet_is_waited_for(tmp_path: Path) -> None:
     on_hosts(tmp_path, 1, story)
 
 
-def test_a_heartbeat_shows_and_wakes_whoever_waits(tmp_path: Path) -> None:
+def test_a_heartbeat_is_reported_and_sets_the_changed_event(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         run = 'sleep 0.3; echo \'{"step": 4, "loss": NaN}\' > $DRUMLINE_HEARTBEAT; sleep 60'
         async with running(slice_, run) as session:
@@ -369,7 +369,7 @@ def test_a_heartbeat_shows_and_wakes_whoever_waits(tmp_path: Path) -> None:
     on_hosts(tmp_path, 1, story)
 
 
-def test_a_host_outside_the_slice_is_a_mistake(tmp_path: Path) -> None:
+def test_a_host_outside_the_slice_is_an_error(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         with pytest.raises(ValueError, match="hosts: 3 is not on a slice of 1 hosts"):
             slice_.session(program(hosts=(3,)))
@@ -377,7 +377,7 @@ def test_a_host_outside_the_slice_is_a_mistake(tmp_path: Path) -> None:
     on_hosts(tmp_path, 1, story)
 
 
-def test_a_new_server_knows_which_machine_a_running_program_is_on(tmp_path: Path) -> None:
+def test_a_new_server_knows_the_identity_of_a_host_with_a_running_program(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         machine = tmp_path / "machine"
         machine.mkdir()

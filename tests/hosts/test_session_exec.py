@@ -7,19 +7,19 @@ from pathlib import Path
 
 from tests.hosts.on_hosts import on_hosts, running
 
-from .stand_in import Slice, said
+from .stand_in import Slice, run_command
 
 
 def test_exec_runs_in_the_working_copy_and_ends_in_time(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         async with running(slice_, "sleep 60") as session:
-            code, stdout, stderr = await said(session, 0, "pwd; echo oh no >&2; exit 3")
+            code, stdout, stderr = await run_command(session, 0, "pwd; echo oh no >&2; exit 3")
             assert code == 3
             assert stdout.strip().endswith(b".drumline/work/000012/empty")
             assert stderr == b"oh no\n"
-            killed, *_ = await said(session, 0, "echo $$ > mine; sleep 60", timeout=0.3)
+            killed, *_ = await run_command(session, 0, "echo $$ > mine; sleep 60", timeout=0.3)
             assert killed == 124
-            died, *_ = await said(session, 0, "kill -9 $$")
+            died, *_ = await run_command(session, 0, "kill -9 $$")
             assert died == 128 + 9
 
     on_hosts(tmp_path, 1, story)
@@ -34,13 +34,13 @@ def test_exec_passes_every_byte_in_and_out(tmp_path: Path) -> None:
                 yield every[at : at + 50_000]
 
         async with running(slice_, "sleep 60") as session:
-            code, stdout, stderr = await said(session, 0, "tee /dev/stderr", stdin=typed())
+            code, stdout, stderr = await run_command(session, 0, "tee /dev/stderr", stdin=typed())
             assert (code, stdout == every, stderr == every) == (0, True, True)
 
     on_hosts(tmp_path, 1, story)
 
 
-def test_exec_tells_at_once_and_ends_when_nobody_listens(tmp_path: Path) -> None:
+def test_exec_streams_its_output_and_ends_with_its_caller(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         async with running(slice_, "sleep 60") as session:
             heard = asyncio.Event()
@@ -65,7 +65,7 @@ def test_exec_tells_at_once_and_ends_when_nobody_listens(tmp_path: Path) -> None
     on_hosts(tmp_path, 1, story)
 
 
-def test_exec_waits_for_who_listens_slowly(tmp_path: Path) -> None:
+def test_exec_waits_for_a_slow_reader(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         async with running(slice_, "sleep 60") as session:
             started, going_on = asyncio.Event(), asyncio.Event()
@@ -83,7 +83,7 @@ def test_exec_waits_for_who_listens_slowly(tmp_path: Path) -> None:
             executing = asyncio.create_task(session.run(0, command, output))
             await asyncio.wait_for(started.wait(), 20)
             # What is on the way is far less than all: the command hangs in its pipe.
-            await said(session, 0, "sleep 0.5")
+            await run_command(session, 0, "sleep 0.5")
             assert not list(slice_.hosts[0].home.rglob("written"))
             going_on.set()
             assert await executing == 0

@@ -1,1 +1,1 @@
-"""Where slices come from: the Cloud TPU API, at Google or served by the emulator."""
+"""The source of slices: the Cloud TPU API, at Google or served by the emulator."""

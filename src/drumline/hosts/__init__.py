@@ -1,1 +1,1 @@
-"""What happens on the hosts of a slice: connections, code, environment, and the agent."""
+"""Running a program on the hosts of a slice: connections, code, environment, and the agent."""

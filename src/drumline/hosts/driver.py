@@ -50,7 +50,7 @@ MAX_AGENT_ERRORS = 3
 
 
 class Gate(Protocol):
-    """Makes the hosts of a slice start together and remembers the starts of earlier sessions."""
+    """Lets the hosts of a slice start together, and records on which hosts the program started."""
 
     @property
     def stopped(self) -> bool:
@@ -108,11 +108,11 @@ class RunnerResources:
     clock: Callable[[], float]
     timing: Timing
     on_change: Callable[[], None]
-    """The callback for every change of the host's report."""
+    """The callback for each change of the host's report."""
     log_limit: int | None = None
     """The number of bytes of the log to keep; None keeps all."""
     admit: Admit = admit_all
-    """Decides if a host may be used, once it has reported its identity."""
+    """The function that decides from a host's identity if it may be used."""
 
 
 class HostRunner:
@@ -188,7 +188,7 @@ class HostRunner:
             self._reconnect_delay = min(self._reconnect_delay * 2, timing.reconnect_most)
 
     async def _use_connection(self, agent: RemoteAgent) -> None:
-        """Continue the attempt over one connection until the connection ends."""
+        """Continue the attempt over one connection, until it ends or the agent fails."""
         await agent.install()
         status = await agent.ask(AttemptStatus, wire.STATUS, self._folder)
         if status.state == "none" and not self._was_started():
@@ -206,7 +206,7 @@ class HostRunner:
         try:
             await asyncio.wait({watch, advance}, return_when=asyncio.FIRST_COMPLETED)
             if advance.done():
-                advance.result()
+                advance.result()  # raises its error, if any
             await watch
         finally:
             for task in (watch, advance):

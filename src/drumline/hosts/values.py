@@ -77,7 +77,7 @@ class Admission:
 
 
 Admit = Callable[[int, Mapping[str, str]], Admission]
-"""Decides about a host from its index and its identity."""
+"""A function that decides about a host from its index and its identity."""
 
 
 def admit_all(index: int, identity: Mapping[str, str]) -> Admission:

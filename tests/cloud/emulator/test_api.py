@@ -89,7 +89,7 @@ def test_lists_come_in_pages(start_emulator: Start) -> None:
     assert calls["total"] == sum(calls["calls"].values())
 
 
-def test_what_is_deleted_while_one_pages_neither_hides_nor_repeats(start_emulator: Start) -> None:
+def test_deletions_between_pages_neither_hide_nor_repeat_entries(start_emulator: Start) -> None:
     emulator = start_emulator(page_size=3, capacity={"local-a": {"v4": 0}})
     for index in range(9):
         emulator.ask(f"r{index}")
@@ -123,7 +123,7 @@ def test_capacity_given_later_ends_the_wait(start_emulator: Start) -> None:
     emulator.wait_for("patient", "ACTIVE")
 
 
-def test_quota_is_told_from_a_stockout_by_its_text(start_emulator: Start) -> None:
+def test_the_text_distinguishes_quota_from_stockout(start_emulator: Start) -> None:
     emulator = start_emulator(quota={"local-a": {"spot": 4}})
     emulator.ask("fits")
     with pytest.raises(exceptions.TooManyRequests) as refused:
@@ -156,14 +156,12 @@ def test_a_preempted_slice_is_suspended_by_the_service(emulator: Emulator) -> No
         ({"labels": {"key": "X Y"}}, "Invalid value 'X Y' of label 'key'"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused(
-    emulator: Emulator, change: dict[str, Any], says: str
-) -> None:
+def test_invalid_nodes_are_rejected(emulator: Emulator, change: dict[str, Any], says: str) -> None:
     with pytest.raises(exceptions.BadRequest, match=says):
         emulator.client().create_node(parent=PARENT, node_id="wrong", node=emulator.node() | change)
 
 
-def test_names_that_are_taken_malformed_or_nowhere(emulator: Emulator) -> None:
+def test_names_that_are_in_use_malformed_or_in_unknown_zones(emulator: Emulator) -> None:
     emulator.slice("taken")
     with pytest.raises(exceptions.Conflict, match="queuedResources/taken' already exists"):
         emulator.ask("taken")
@@ -179,7 +177,7 @@ def test_names_that_are_taken_malformed_or_nowhere(emulator: Emulator) -> None:
         )
 
 
-def test_a_field_that_does_not_exist_is_refused(emulator: Emulator) -> None:
+def test_an_unknown_field_is_rejected(emulator: Emulator) -> None:
     status, answer = emulator.rest(
         "POST", f"/v2/{PARENT}/nodes?nodeId=n", {"acceleratorTyp": "v4-8"}
     )
@@ -188,7 +186,7 @@ def test_a_field_that_does_not_exist_is_refused(emulator: Emulator) -> None:
     assert "Unknown name \"acceleratorTyp\" at 'node'" in answer["error"]["message"]
 
 
-def test_paths_and_parameters_that_do_not_exist_are_errors_as_googles(emulator: Emulator) -> None:
+def test_unknown_paths_and_parameters_are_the_errors_of_google(emulator: Emulator) -> None:
     for method, path in (
         ("GET", "/"),
         ("GET", f"/v2/{PARENT}/volcanoes"),
@@ -258,7 +256,7 @@ def test_several_nodes_under_one_request(emulator: Emulator) -> None:
     emulator.release("pair")
 
 
-def test_calls_fail_by_turns_and_never_the_controls(start_emulator: Start) -> None:
+def test_injected_errors_alternate_and_spare_the_controls(start_emulator: Start) -> None:
     emulator = start_emulator()
     emulator.control("faults", fail=1.0)
     path = f"/v2/{PARENT}/nodes"

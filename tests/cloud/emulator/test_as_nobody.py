@@ -155,7 +155,7 @@ def try_everything(known: dict[str, Any]) -> dict[str, Any]:
     return ended
 
 
-def test_nobody_reaches_nothing_of_the_owners(
+def test_another_user_cannot_reach_the_owners_data(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRUMLINE_HOME", str(world.home))

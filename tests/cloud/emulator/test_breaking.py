@@ -38,7 +38,7 @@ def stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_a_host_knows_its_machine_and_a_bad_one_is_given_again(emulator: Emulator) -> None:
+def test_a_host_knows_its_machine_and_a_bad_machine_is_assigned_again(emulator: Emulator) -> None:
     first = "local-a-v4-4-0"
     (host,) = emulator.slice("first")
     assert host["machine"] == first
@@ -64,7 +64,7 @@ def test_a_host_knows_its_machine_and_a_bad_one_is_given_again(emulator: Emulato
 
 
 @LINUX
-def test_a_machine_broken_before_it_is_granted_is_broken_then(emulator: Emulator) -> None:
+def test_a_machine_may_be_broken_before_its_first_slice(emulator: Emulator) -> None:
     first = "local-a-v6e-4-0"
     for how, chip in (("missing-chip", 1), ("slow", None), ("vfio", None), ("nan", 3)):
         done = emulator.control("break", target=first, how=how, chip=chip)
@@ -120,14 +120,14 @@ def test_machines_from_the_command_line(
     before = emulator.control("status")["machines"]
     mistakes = [
         (["7", "--how", "fire"], "not by 'fire'"),
-        (["7", "--how", "slow", "--from-step", "3"], "slow begins at once"),
-        (["7", "--how", "bad-link", "--from-step", "0"], "bad-link begins at once"),
-        (["7", "--how", "heal", "--chip", "0"], "heal is of no single chip"),
+        (["7", "--how", "slow", "--from-step", "3"], "slow starts at once"),
+        (["7", "--how", "bad-link", "--from-step", "0"], "bad-link starts at once"),
+        (["7", "--how", "heal", "--chip", "0"], "heal is not a fault of one chip"),
         (["7", "--how", "nan", "--from-step", "-1"], "there is no step -1"),
         (["7", "--how", "nan", "--chip", "4"], f"{first} has the chips 0 to 3, not 4"),
         (["7", "--how", "nan", "--chip", "-1"], "not -1"),
         (["7", "--host", "1", "--how", "nan"], "has the hosts 0 to 0, not 1"),
-        (["local-a-v2-4-9999", "--how", "nan"], "nothing here is called 'local-a-v2-4-9999'"),
+        (["local-a-v2-4-9999", "--how", "nan"], "nothing is called 'local-a-v2-4-9999'"),
         ([first, "--host", "0", "--how", "nan"], "leave out --host 0"),
         ([other, "--how", "silent"], f"no host runs on {other} now"),
     ]

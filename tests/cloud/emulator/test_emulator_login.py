@@ -31,7 +31,7 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.parametrize("shown", ["", "Bearer wrong", "Bearer ", "Basic cm9vdDo="])
-def test_without_the_token_nothing_is_answered(emulator: Emulator, shown: str) -> None:
+def test_calls_without_the_token_are_rejected(emulator: Emulator, shown: str) -> None:
     headers = {"Authorization": shown} if shown else {}
     for method, path in (
         ("GET", f"/v2/{PARENT}/nodes"),
@@ -45,11 +45,11 @@ def test_without_the_token_nothing_is_answered(emulator: Emulator, shown: str) -
     for method, verb in [("GET", "status"), ("GET", "resources"), *(("POST", v) for v in VERBS)]:
         status, answer = rest(emulator.url, method, f"/emulator/{verb}", {}, headers)
         assert status == 401, verb
-        assert "its token is required" in answer["error"]
+        assert "token of this emulator is missing or wrong" in answer["error"]
     assert emulator.control("resources") == {"requests": [], "nodes": [], "hosts": []}
 
 
-def test_googles_client_is_let_in_by_the_token_alone(emulator: Emulator) -> None:
+def test_googles_client_needs_the_token(emulator: Emulator) -> None:
     from google.auth.credentials import AnonymousCredentials
 
     anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ def test_googles_client_is_let_in_by_the_token_alone(emulator: Emulator) -> None
     assert list(emulator.client().list_nodes(parent=PARENT)) == []
 
 
-def test_the_snippet_of_the_page_lets_googles_client_in(
+def test_the_example_of_the_docs_page_works(
     emulator: Emulator,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -72,7 +72,7 @@ def test_the_snippet_of_the_page_lets_googles_client_in(
     assert capsys.readouterr().out == "[]\n"
 
 
-def test_started_by_its_command_it_leaves_the_home_to_its_owner(
+def test_the_home_of_the_emulator_is_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "new" / "home"
@@ -94,7 +94,7 @@ def test_started_by_its_command_it_leaves_the_home_to_its_owner(
         launch.stop(home / "emulator")
 
 
-def test_each_start_has_a_token_of_its_own(start_emulator: Start) -> None:
+def test_each_start_has_a_new_token(start_emulator: Start) -> None:
     emulator = start_emulator()
     before = emulator.token
     launch.stop(emulator.home)
@@ -104,7 +104,7 @@ def test_each_start_has_a_token_of_its_own(start_emulator: Start) -> None:
     assert before not in (emulator.home / "log").read_text()
 
 
-def test_what_a_dead_emulator_announced_is_not_believed(tmp_path: Path) -> None:
+def test_the_endpoint_file_of_a_dead_emulator_is_ignored(tmp_path: Path) -> None:
     """Its port may be another user's by now, who would be shown the token."""
     (tmp_path / "lock").touch()
     told = {"pid": 1, "url": "http://127.0.0.1:9", "token": "t", "started": 0.0}
@@ -116,7 +116,7 @@ def test_what_a_dead_emulator_announced_is_not_believed(tmp_path: Path) -> None:
         launch.control(tmp_path, "stop")
 
 
-def test_a_server_finds_an_emulator_that_came_back_on_another_port(start_emulator: Start) -> None:
+def test_a_server_finds_an_emulator_that_restarted_on_another_port(start_emulator: Start) -> None:
     first = start_emulator()
 
     async def story() -> None:
@@ -131,7 +131,7 @@ def test_a_server_finds_an_emulator_that_came_back_on_another_port(start_emulato
     asyncio.run(story())
 
 
-def test_with_no_emulator_the_cloud_says_how_to_start_it(tmp_path: Path) -> None:
+def test_without_an_emulator_the_error_names_the_command_to_start_it(tmp_path: Path) -> None:
     from drumline.cloud.local import EmulatorCredentials
 
     with pytest.raises(CloudError, match="drumline emulator start"):

@@ -100,13 +100,13 @@ def test_a_command_gets_its_input_and_returns_output_and_code(
     assert (done.stdout, done.stderr, done.exit_status) == ("hello", "oops\n", 7)
 
 
-def test_death_by_a_signal_is_told_from_an_exit_code(emulator: Emulator, host: Host) -> None:
+def test_a_signal_is_distinguished_from_an_exit_code(emulator: Emulator, host: Host) -> None:
     done = run(emulator, host, "kill -TERM $$")
     assert done.exit_signal is not None
     assert done.exit_signal[0] == "TERM"
 
 
-def test_every_command_finds_what_a_host_offers(emulator: Emulator, host: Host) -> None:
+def test_the_environment_of_a_command(emulator: Emulator, host: Host) -> None:
     shown = run(emulator, host, "env", env={"MINE": "given"}).stdout
     found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     home = Path(found["HOME"])
@@ -157,7 +157,7 @@ def test_many_commands_at_once_over_one_connection(emulator: Emulator, host: Hos
 
 
 @pytest.mark.parametrize("who", ["stranger", "drumline"])
-def test_only_the_keys_of_the_metadata_open(emulator: Emulator, host: Host, who: str) -> None:
+def test_only_the_keys_in_the_metadata_may_log_in(emulator: Emulator, host: Host, who: str) -> None:
     other = asyncssh.generate_private_key("ssh-ed25519")
     key = other if who == "drumline" else emulator.key
 
@@ -169,7 +169,7 @@ def test_only_the_keys_of_the_metadata_open(emulator: Emulator, host: Host, who:
         asyncio.run(go())
 
 
-def test_guest_attributes_tell_the_host_keys(emulator: Emulator, host: Host) -> None:
+def test_guest_attributes_have_the_host_keys(emulator: Emulator, host: Host) -> None:
     got = emulator.client().get_guest_attributes(
         request={"name": "projects/p/locations/local-a/nodes/plain", "query_path": "hostkeys/"}
     )
@@ -179,7 +179,7 @@ def test_guest_attributes_tell_the_host_keys(emulator: Emulator, host: Host) -> 
     ]
 
 
-def test_a_slice_is_active_only_when_its_hosts_let_one_in(start_emulator: Start) -> None:
+def test_a_slice_is_active_only_when_its_hosts_accept_logins(start_emulator: Start) -> None:
     emulator = start_emulator(boot_seconds=1.0)
     for host in emulator.slice("booted", "v4-16"):
         assert run(emulator, host, "echo in").stdout == "in\n"
@@ -209,7 +209,7 @@ def test_a_program_outlives_its_connection_but_not_its_host(emulator: Emulator) 
 
 
 @LINUX
-def test_killed_outright_the_emulator_leaves_nothing_behind(start_emulator: Start) -> None:
+def test_a_killed_emulator_leaves_no_processes(start_emulator: Start) -> None:
     emulator = start_emulator()
     hosts = emulator.slice("orphan", "v4-16")
     daemons = [start_daemon(emulator, host) for host in hosts]
@@ -226,7 +226,7 @@ def test_killed_outright_the_emulator_leaves_nothing_behind(start_emulator: Star
 
 
 @LINUX
-def test_a_silent_host_hangs_while_its_program_runs_on(emulator: Emulator) -> None:
+def test_a_silent_host_hangs_while_its_program_continues(emulator: Emulator) -> None:
     host = emulator.slice("mute")[0]
     daemon = start_daemon(emulator, host)
 
@@ -321,7 +321,7 @@ def test_a_node_stopped_and_started_keeps_its_disk_and_its_key(emulator: Emulato
 
 
 @LINUX
-def test_a_reset_request_boots_its_hosts_anew(emulator: Emulator) -> None:
+def test_a_reset_request_reboots_its_hosts(emulator: Emulator) -> None:
     hosts = emulator.slice("button", "v4-16")
     daemons = [start_daemon(emulator, host) for host in hosts]
     name = "projects/p/locations/local-a/queuedResources/button"
@@ -333,7 +333,7 @@ def test_a_reset_request_boots_its_hosts_anew(emulator: Emulator) -> None:
     emulator.release("button")
 
 
-def test_a_startup_script_runs_on_every_host_and_holds_nothing_up(emulator: Emulator) -> None:
+def test_a_startup_script_runs_on_every_host_without_delaying_it(emulator: Emulator) -> None:
     script = "#!/bin/sh\necho $HOME; pwd; no-such-program; sleep 1000"
     metadata = emulator.node()["metadata"] | {"startup-script": script}
     for host in emulator.slice("scripted", "v4-16", metadata=metadata):
@@ -345,12 +345,12 @@ def test_a_startup_script_runs_on_every_host_and_holds_nothing_up(emulator: Emul
 
 
 @pytest.mark.usefixtures("host")
-def test_mistakes_at_the_controls_are_one_sentence(emulator: Emulator) -> None:
+def test_invalid_controls_are_one_sentence(emulator: Emulator) -> None:
     mistakes: list[tuple[str, dict[str, Any], str]] = [
-        ("preempt", {"target": "nobody"}, "nothing here is called 'nobody'"),
+        ("preempt", {"target": "nobody"}, "nothing is called 'nobody'"),
         ("break", {"target": "plain", "host": 3, "how": "slow"}, "the hosts 0 to 0, not 3"),
         ("break", {"target": "plain", "how": "fire"}, "not by 'fire'"),
-        ("capacity", {"zone": "mars", "accelerator": "v4", "chips": 1}, "'mars' is no zone"),
+        ("capacity", {"zone": "mars", "accelerator": "v4", "chips": 1}, "'mars' is not a zone"),
         ("capacity", {"zone": "local-a", "accelerator": "v9", "chips": 1}, "'v9'"),
         ("capacity", {"zone": "local-a", "accelerator": "v4", "chips": 10**23}, "chips: Input"),
         ("preempt", {"target": "plain", "notice": 1e308}, "notice: Input"),

@@ -35,7 +35,7 @@ def at_home(start_emulator: Start, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     return emulator
 
 
-def test_two_that_start_it_at_once_get_the_same_one(tmp_path: Path) -> None:
+def test_concurrent_callers_start_one_emulator(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from drumline.cloud.emulator import launch;"
         "print(launch.ensure_running(Path(sys.argv[1])))"
@@ -58,7 +58,7 @@ def test_two_that_start_it_at_once_get_the_same_one(tmp_path: Path) -> None:
     assert not launch.stop(tmp_path)
 
 
-def test_asked_to_end_it_ends_its_hosts_and_takes_its_address_away(start_emulator: Start) -> None:
+def test_sigterm_ends_the_hosts_and_removes_the_endpoint_file(start_emulator: Start) -> None:
     emulator = start_emulator()
     emulator.slice("some", "v4-16")
     os.kill(emulator.control("status")["pid"], signal.SIGTERM)
@@ -70,19 +70,19 @@ def test_asked_to_end_it_ends_its_hosts_and_takes_its_address_away(start_emulato
     assert not (emulator.home / "machines").exists()
 
 
-def test_one_that_hangs_is_stopped_all_the_same(
+def test_a_hanging_emulator_is_stopped(
     start_emulator: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emulator = start_emulator()
     pid = emulator.control("status")["pid"]
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(launch, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "_RESPONSE_SECONDS", 0.1)
     monkeypatch.setattr(launch, "_STOP_SECONDS", 0.1)
     assert launch.stop(emulator.home)
     assert launch.find(emulator.home) is None
 
 
-def test_looking_for_it_imports_the_standard_library_only() -> None:
+def test_launch_imports_only_the_standard_library() -> None:
     script = (
         "import sys; import drumline.cloud.emulator.launch;"
         "print([m for m in ('pydantic', 'starlette', 'asyncssh', 'httpx') if m in sys.modules])"
@@ -95,19 +95,19 @@ def test_looking_for_it_imports_the_standard_library_only() -> None:
     ("config", "says"),
     [
         ("boot_secs: 3", "boot_secs: there is no such key"),
-        ("capacity: {mars: {v4: 1}}", "capacity: 'mars' is no zone with TPUs"),
+        ("capacity: {mars: {v4: 1}}", "capacity: 'mars' is not a zone with TPUs"),
         ("quota: {local-a: {cheap: 1}}", "quota.local-a.cheap"),
         ("a: [", "not YAML"),
     ],
 )
-def test_a_wrong_config_is_one_sentence(tmp_path: Path, config: str, says: str) -> None:
+def test_an_invalid_config_is_one_sentence(tmp_path: Path, config: str, says: str) -> None:
     (tmp_path / "config.yaml").write_text(config)
     with pytest.raises(launch.EmulatorError, match="the emulator did not start") as failed:
         launch.ensure_running(tmp_path)
     assert says in str(failed.value)
 
 
-def test_without_an_emulator_the_commands_say_so(
+def test_without_an_emulator_the_commands_fail_with_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRUMLINE_HOME", str(tmp_path))
@@ -119,7 +119,7 @@ def test_without_an_emulator_the_commands_say_so(
     assert json.loads(drumline("status", "--json")[1]) == {"running": False}
 
 
-def test_a_slice_seen_and_preempted_from_the_command_line(at_home: Emulator) -> None:
+def test_the_commands_list_and_preempt_a_slice(at_home: Emulator) -> None:
     assert drumline("resources") == (0, "no resources\n", "")
     at_home.slice("mine", "v4-16", labels={"drumline-job": "000007"})
     found = json.loads(drumline("resources", "--json")[1])
@@ -133,7 +133,7 @@ def test_a_slice_seen_and_preempted_from_the_command_line(at_home: Emulator) -> 
     assert drumline("preempt", "7")[:2] == (0, "mine is preempted\n")
     at_home.wait_for("mine", "SUSPENDED")
     code, _, told = drumline("preempt", "7")
-    assert (code, told) == (2, "7 holds no chips: it is SUSPENDED\n")
+    assert (code, told) == (2, "7 has no chips: it is SUSPENDED\n")
     at_home.release("mine")
     assert json.loads(drumline("resources", "--json")[1]) == {
         "requests": [],
@@ -166,9 +166,7 @@ def test_capacity_and_faults_from_the_command_line(at_home: Emulator) -> None:
 
 
 @pytest.mark.parametrize("spoilt", ["garbage", None])
-def test_an_emulator_whose_announcement_is_spoilt_says_it_again(
-    tmp_path: Path, spoilt: str | None
-) -> None:
+def test_the_emulator_restores_its_endpoint_file(tmp_path: Path, spoilt: str | None) -> None:
     home = tmp_path / "emulator"
     url = launch.ensure_running(home)
     try:

@@ -24,7 +24,7 @@ class Grants(World):
         return [int(machine.rpartition("-")[2]) for machine in self.machines(name)]
 
 
-def test_a_slice_released_is_given_again_after_the_others() -> None:
+def test_released_machines_are_assigned_after_the_others() -> None:
     world = Grants()
     turns = []
     for name in ("a", "b", "c", "d"):
@@ -33,7 +33,7 @@ def test_a_slice_released_is_given_again_after_the_others() -> None:
     assert turns == [[0, 1], [2, 3], [0, 1], [2, 3]]
 
 
-def test_machines_are_called_by_their_zone_generation_and_chips() -> None:
+def test_names_of_machines_have_zone_generation_and_chips() -> None:
     world = Grants()
     world.ask("a", "v4-16")
     world.ask("b", "v5litepod-8")
@@ -43,7 +43,7 @@ def test_machines_are_called_by_their_zone_generation_and_chips() -> None:
     assert world.machines("c")[0] == "local-a-v5e-4-0"
 
 
-def test_beside_a_slice_that_is_kept_another_is_given_over_and_over() -> None:
+def test_there_are_machines_for_a_second_slice() -> None:
     world = Grants()
     assert world.grant("parked") == [0, 1]
     for name in ("b", "c"):
@@ -51,7 +51,7 @@ def test_beside_a_slice_that_is_kept_another_is_given_over_and_over() -> None:
         world.delete(name)
 
 
-def test_no_machine_is_under_two_hosts_however_many_run() -> None:
+def test_no_machine_has_two_hosts() -> None:
     world = Grants()
     under = [number for name in "abcd" for number in world.grant(name)]
     assert under == list(range(8))
@@ -59,14 +59,14 @@ def test_no_machine_is_under_two_hosts_however_many_run() -> None:
     assert world.grant("e") == [4, 5]
 
 
-def test_a_larger_slice_gets_machines_never_used_before_those_that_were() -> None:
+def test_unused_machines_are_assigned_first() -> None:
     world = Grants()
     world.grant("small", "v4-8")
     world.delete("small")
     assert world.grant("large", "v4-32") == [1, 2, 3, 4]
 
 
-def test_the_slices_of_one_request_leave_room_for_as_many_again() -> None:
+def test_there_are_machines_for_twice_the_slices_of_a_request() -> None:
     world = Grants()
     world.ask("pair", "v4-16", nodes=2)
     assert world.numbers("pair-0") + world.numbers("pair-1") == [0, 1, 2, 3]
@@ -74,7 +74,7 @@ def test_the_slices_of_one_request_leave_room_for_as_many_again() -> None:
     assert world.grant("next") == [4, 5]
 
 
-def test_machines_are_freed_only_when_the_hosts_are_gone() -> None:
+def test_machines_are_freed_only_when_the_hosts_have_ended() -> None:
     world = Grants()
     world.grant("kept")
     world.grant("lost")
@@ -123,11 +123,11 @@ def test_a_stopped_node_keeps_its_machine_until_it_is_deleted() -> None:
         ("", None),
     ],
 )
-def test_a_machine_is_known_by_name_before_a_slice_is_on_it(name: str, chips: int | None) -> None:
+def test_a_machine_is_known_before_its_first_slice(name: str, chips: int | None) -> None:
     assert World().fleet.machines.chips(name) == chips
 
 
-def test_of_more_machines_than_expected_all_are_known() -> None:
+def test_all_machines_of_a_grown_pool_are_known() -> None:
     world = Grants()
     for number in range(3):
         world.fleet.create_node(node_spec(f"n{number}", "v5litepod-8", Tier.ON_DEMAND))

@@ -105,7 +105,7 @@ def test_a_request_passes_through_every_state_in_its_time() -> None:
     assert not world.fleet.nodes
 
 
-def test_the_next_moment_that_matters_is_known() -> None:
+def test_the_time_of_the_next_change_is_known() -> None:
     world = World(timing=CloudTiming(waiting=5, provision=10))
     assert world.fleet.next_change_at() is None
     world.ask("a")
@@ -116,7 +116,7 @@ def test_the_next_moment_that_matters_is_known() -> None:
     assert world.fleet.next_change_at() is None
 
 
-def test_a_node_is_ready_only_when_its_hosts_are_there() -> None:
+def test_a_node_is_ready_only_when_its_hosts_have_booted() -> None:
     world = World(hosts_obey=False)
     world.ask("a")
     world.later(100)
@@ -143,7 +143,7 @@ def test_capacity_of_one_size_leaves_the_others_alone() -> None:
     assert (world.state("small"), world.state("large")) == ("WAITING_FOR_RESOURCES", "ACTIVE")
 
 
-def test_out_of_chips_a_request_fails_where_so_configured() -> None:
+def test_a_request_without_chips_fails_if_configured() -> None:
     world = World(limits=Limits(capacity={"local-a": {"v4": 0}}, fail_when_short=True))
     world.ask("a")
     request = world.fleet.request(f"{ZONE}/queuedResources/a")
@@ -163,7 +163,7 @@ def test_a_node_without_a_queue_fails_at_once_when_there_are_no_chips() -> None:
     assert not world.fleet.nodes
 
 
-def test_preempted_while_it_runs_it_is_suspended_and_stays() -> None:
+def test_a_preempted_request_is_suspended_and_stays() -> None:
     world = World()
     world.ask("a")
     world.preempt("a")
@@ -174,7 +174,7 @@ def test_preempted_while_it_runs_it_is_suspended_and_stays() -> None:
     assert world.state("a") == "SUSPENDED"
 
 
-def test_it_is_suspending_until_the_hosts_are_gone() -> None:
+def test_a_request_is_suspending_until_its_hosts_have_ended() -> None:
     world = World()
     world.ask("a")
     world.hosts_obey = False
@@ -205,14 +205,14 @@ def test_preempted_while_it_waits_it_is_suspended_without_a_node() -> None:
     assert not world.fleet.nodes
 
 
-def test_what_is_not_spot_breaks_down_instead() -> None:
+def test_a_node_that_is_not_spot_is_terminated() -> None:
     world = World()
     world.ask("a", tier=Tier.ON_DEMAND)
     world.preempt("a")
     assert (world.state("a"), world.node_state("a")) == ("SUSPENDED", "TERMINATED")
 
 
-def test_the_nodes_of_one_request_go_together() -> None:
+def test_the_nodes_of_a_request_are_preempted_together() -> None:
     world = World()
     world.ask("a", nodes=2)
     assert world.state("a") == "ACTIVE"
@@ -222,7 +222,7 @@ def test_the_nodes_of_one_request_go_together() -> None:
     assert world.state("a") == "SUSPENDED"
 
 
-def test_spot_nodes_are_taken_at_random_and_on_demand_ones_are_not() -> None:
+def test_only_spot_nodes_are_preempted_at_random() -> None:
     world = World(timing=CloudTiming(preempt_every=60))
     world.ask("spot")
     world.ask("firm", tier=Tier.ON_DEMAND)
@@ -280,7 +280,7 @@ def test_a_suspended_request_holds_its_quota_until_it_is_deleted(place: str) -> 
     assert world.state("b") == "ACTIVE"
 
 
-def test_a_name_is_taken_until_it_is_gone() -> None:
+def test_a_name_is_in_use_until_the_resource_is_deleted() -> None:
     world = World(timing=CloudTiming(delete=5))
     world.ask("a")
     with pytest.raises(ApiError, match="already exists"):
@@ -293,7 +293,7 @@ def test_a_name_is_taken_until_it_is_gone() -> None:
     assert world.state("a") == "ACTIVE"
 
 
-def test_operations_end_when_what_they_are_for_has_happened() -> None:
+def test_operations_end_with_their_change() -> None:
     world = World(timing=CloudTiming(waiting=5, provision=10, delete=3))
     assert world.ask("a").ended == 1000
     node = world.fleet.create_node(node_spec("n"))
@@ -310,7 +310,7 @@ def test_operations_end_when_what_they_are_for_has_happened() -> None:
     assert ends == [None, 1013]
 
 
-def test_a_node_that_is_stopped_gives_its_chips_back_and_keeps_its_disk() -> None:
+def test_a_stopped_node_frees_its_chips_and_keeps_its_disk() -> None:
     world = World(limits=Limits(capacity={"local-a": {"v4": 4}}))
     name = world.node("a")
     stop = world.fleet.stop_node(name)
@@ -346,7 +346,7 @@ def test_a_stopped_node_is_deleted_with_its_disk() -> None:
     assert not world.fleet.nodes
 
 
-def test_who_cannot_be_stopped_started_or_reset_is_told_why() -> None:
+def test_calls_in_the_wrong_state_are_errors() -> None:
     world = World(limits=Limits(capacity={"local-a": {"v6e": 0}}))
     queued, pod = f"{ZONE}/nodes/queued", world.node("pod", "v4-16")
     world.ask("queued")

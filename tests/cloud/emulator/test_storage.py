@@ -56,7 +56,7 @@ def test_an_object_is_created_only_once(google: Any) -> None:
     google.blob("lock").upload_from_string("again", if_generation_match=0)
 
 
-def test_a_change_takes_effect_at_the_expected_generation_alone(google: Any) -> None:
+def test_a_change_takes_effect_only_at_the_expected_generation(google: Any) -> None:
     blob = google.blob("state")
     blob.upload_from_string("1")
     first = blob.generation
@@ -210,7 +210,7 @@ def test_buckets_are_folders(google: Any, bucket_folder: Path) -> None:
 # Objects as files
 
 
-def test_a_host_and_a_client_see_the_same(google: Any, bucket_folder: Path) -> None:
+def test_hosts_and_clients_see_the_same_objects(google: Any, bucket_folder: Path) -> None:
     google.blob("run/7/state").upload_from_string("from a client")
     assert (bucket_folder / "run" / "7" / "state").read_text() == "from a client"
     (bucket_folder / "run" / "8" / "empty").mkdir(parents=True)
@@ -263,7 +263,7 @@ def test_every_name_comes_back(google: Any, name: str) -> None:
         ("folder", "cannot be an object and a prefix"),
     ],
 )
-def test_a_name_that_cannot_be_a_file_is_refused(
+def test_a_name_that_cannot_be_a_file_is_rejected(
     google: Any, bucket_folder: Path, name: str, reason: str
 ) -> None:
     google.blob("file").upload_from_string("1")
@@ -295,7 +295,7 @@ def test_a_name_that_ends_with_a_slash_is_an_empty_folder(google: Any, bucket_fo
     assert not (bucket_folder / "run").exists()
 
 
-def test_links_lead_nowhere(google: Any, bucket_folder: Path, tmp_path: Path) -> None:
+def test_links_are_not_followed(google: Any, bucket_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (bucket_folder / "link").symlink_to(tmp_path)
     (bucket_folder / "file").symlink_to(tmp_path / "secret")
@@ -310,7 +310,7 @@ def test_links_lead_nowhere(google: Any, bucket_folder: Path, tmp_path: Path) ->
 # Races and lost answers
 
 
-def test_of_two_that_create_an_object_at_once_one_wins(google: Any) -> None:
+def test_one_of_two_concurrent_creates_succeeds(google: Any) -> None:
     wins: list[tuple[str, int]] = []
     both = threading.Barrier(2)
 
@@ -360,7 +360,7 @@ def losing(google: Any, loses: Callable[[Any, Any], bool]) -> Iterator[tuple[Any
         yield client.bucket(google.name), network
 
 
-def test_a_repeated_create_whose_answer_was_lost_is_refused(google: Any) -> None:
+def test_a_repeated_create_after_a_lost_response_is_rejected(google: Any) -> None:
     with losing(google, lambda request, _: "uploadType" in request.url) as (far, network):
         with pytest.raises(PreconditionFailed):
             far.blob("lock").upload_from_string("mine", if_generation_match=0)
@@ -392,7 +392,7 @@ def http(storage_server: StorageServer) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_refusals_are_googles(http: Any, google: Any) -> None:
+def test_errors_are_those_of_google(http: Any, google: Any) -> None:
     google.blob("x").upload_from_string("content")
     now = generation(google, "x")
     objects = f"storage/v1/b/{google.name}/o"
@@ -459,7 +459,7 @@ def test_a_resumable_upload_can_be_asked_about_and_cancelled(http: Any, google: 
     assert names(google) == ["x"]
 
 
-def test_content_that_was_damaged_on_its_way_is_refused(http: Any, google: Any) -> None:
+def test_damaged_content_is_rejected(http: Any, google: Any) -> None:
     path = f"upload/storage/v1/b/{google.name}/o?uploadType=media&name=x"
     for wrong in ("crc32c=AAAAAA==", "md5=AAAAAAAAAAAAAAAAAAAAAA=="):
         answer = http.post(path, content=b"content", headers={"X-Goog-Hash": wrong})
@@ -570,7 +570,7 @@ def test_tensorstore_writes_and_reads_arrays(bucket: str, google: Any, spec: Any
     assert names(google)
 
 
-def test_tensorstore_writes_at_a_generation_alone(bucket: str) -> None:
+def test_tensorstore_writes_only_at_a_generation(bucket: str) -> None:
     import tensorstore
 
     store = tensorstore.KvStore.open(f"{bucket}/").result()

@@ -77,23 +77,23 @@ class TestAsking:
             ok(name="op", done=True, error={"code": 6, "message": "exists"}),
         ],
     )
-    def test_what_exists_already_is_ours(self, answer: httpx.Response) -> None:
+    def test_an_existing_request_of_that_name_is_ours(self, answer: httpx.Response) -> None:
         script = Script([answer])
         run(script, ask)
         assert len(script.seen) == 1
 
-    def test_an_answer_lost_on_the_way_ends_in_already_exists(self) -> None:
+    def test_a_lost_response_ends_in_already_exists(self) -> None:
         exists = refused(409, "ALREADY_EXISTS", "Resource already exists")
         script = Script([httpx.ReadTimeout("slow"), exists])
         run(script, ask)
         assert len(script.seen) == 2
 
-    def test_a_busy_zone_is_tried_again(self) -> None:
+    def test_a_busy_zone_is_retried(self) -> None:
         script = Script([refused(409, "ABORTED", "unable to queue the operation"), ok(name="op")])
         run(script, ask)
         assert len(script.seen) == 2
 
-    def test_another_conflict_is_not(self) -> None:
+    def test_another_conflict_is_not_retried(self) -> None:
         script = Script([refused(409, "ABORTED", "something else")])
         assert fails(script, ask).code == 10
         assert len(script.seen) == 1
@@ -140,7 +140,7 @@ class TestErrors:
         said = "Refused. QuotaFailure: Quota 'A' exhausted. Limit 4 [RESOURCE_QUOTA]"
         assert str(error) == said
 
-    def test_odd_details_are_left_aside(self) -> None:
+    def test_invalid_details_are_ignored(self) -> None:
         odd = [None, 3, {"@type": 4}, {"@type": "x.QuotaFailure", "violations": "no"}]
         assert fails(Script([refused(400, "INVALID_ARGUMENT", "m", odd)]), ask).code == 3
 
@@ -178,7 +178,7 @@ class TestRetries:
             (httpx.Response(200, content=b"[]"), None),
         ],
     )
-    def test_what_may_pass_is_tried_four_times(self, answer: Answer, code: int | None) -> None:
+    def test_a_transient_error_is_tried_four_times(self, answer: Answer, code: int | None) -> None:
         script, time = Script([answer]), Time()
         assert fails(script, list_nodes, time).code == code
         assert len(script.seen) == 4
@@ -194,7 +194,7 @@ class TestRetries:
             refused(501, "UNIMPLEMENTED", "no"),
         ],
     )
-    def test_what_lasts_is_tried_once(self, answer: httpx.Response) -> None:
+    def test_a_permanent_error_is_tried_once(self, answer: httpx.Response) -> None:
         script, time = Script([answer]), Time()
         fails(script, ask, time)
         assert len(script.seen) == 1
@@ -225,31 +225,31 @@ class TestRetries:
             ("", 0.0),
         ],
     )
-    def test_the_cloud_may_say_how_long_to_wait(self, value: str, seconds: float) -> None:
+    def test_retry_after_is_honoured(self, value: str, seconds: float) -> None:
         time = Time(chance=0.0)
         run(Script([refused(503, None, "m", Retry_After=value), ok()]), list_nodes, time)
         assert time.slept == [seconds]
 
-    def test_the_wait_may_stand_in_the_details(self) -> None:
+    def test_retry_info_in_the_details_is_honoured(self) -> None:
         details = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "3.5s"}]
         time = Time(chance=0.0)
         run(Script([refused(429, None, "m", details), ok()]), list_nodes, time)
         assert time.slept == [3.5]
 
-    def test_a_wait_that_is_too_long_is_the_callers_to_make(self) -> None:
+    def test_a_delay_beyond_the_deadline_is_an_error(self) -> None:
         script, time = Script([refused(429, None, "m", Retry_After="3600")]), Time()
         assert fails(script, list_nodes, time).code == 8
         assert time.slept == []
         assert len(script.seen) == 1
 
-    def test_all_attempts_together_stay_within_the_time(self) -> None:
+    def test_all_tries_together_stay_within_the_deadline(self) -> None:
         time = Time()
         limits = CallLimits(attempts=1000, total=20.0)
         fails(Script([refused(503, None, "m")]), list_nodes, time, limits=limits)
         assert sum(time.slept) < 20.0
         assert len(time.slept) == 5
 
-    def test_pages_share_the_time(self) -> None:
+    def test_pages_share_the_deadline(self) -> None:
         time = Time()
         more = [ok(nextPageToken="a"), ok(nextPageToken="b"), ok(nextPageToken="c")]
         slow = refused(503, None, "m", Retry_After="9")
@@ -257,7 +257,7 @@ class TestRetries:
         assert fails(Script(answers), list_nodes, time, limits=CallLimits(total=20)).code == 14
         assert time.at - 100 < 20
 
-    def test_an_answer_that_never_ends_is_cut_off(self) -> None:
+    def test_an_endless_response_is_cut_off(self) -> None:
         async def silent(_: httpx.Request) -> httpx.Response:
             await asyncio.Event().wait()
             raise AssertionError
@@ -266,7 +266,7 @@ class TestRetries:
             run(silent, list_nodes, limits=CallLimits(total=0.05, attempts=1))
         assert caught.value.code is None
 
-    def test_every_time_out_is_set(self) -> None:
+    def test_every_timeout_is_set(self) -> None:
         script = Script([ok()])
         run(script, list_nodes, limits=CallLimits(connect=1, read=2, write=3, pool=4))
         timeout = script.seen[0].extensions["timeout"]
@@ -274,7 +274,7 @@ class TestRetries:
 
 
 class TestLogin:
-    def test_the_token_goes_with_the_call(self) -> None:
+    def test_a_call_has_the_token(self) -> None:
         script = Script([ok()])
         login = Login("secret")
         login.quota_project = "payer"
@@ -282,7 +282,7 @@ class TestLogin:
         assert script.seen[0].headers["authorization"] == "Bearer secret"
         assert script.seen[0].headers["x-goog-user-project"] == "payer"
 
-    def test_a_refused_token_is_replaced_once(self) -> None:
+    def test_a_rejected_token_is_replaced_once(self) -> None:
         script = Script([refused(401, "UNAUTHENTICATED", "expired"), ok()])
         login, time = Login("old", "new"), Time()
         run(script, list_nodes, time, credentials=login)
@@ -291,7 +291,7 @@ class TestLogin:
         assert login.refused == [None, "old"]
         assert time.slept == []
 
-    def test_a_second_refusal_is_final(self) -> None:
+    def test_a_second_rejection_is_final(self) -> None:
         script = Script([refused(401, "UNAUTHENTICATED", "expired")])
         error = fails(script, list_nodes, credentials=Login("old", "new"))
         assert error.code == 16
@@ -299,7 +299,7 @@ class TestLogin:
         assert "new" not in str(error)
         assert len(script.seen) == 2
 
-    def test_without_a_token_a_refusal_is_final(self) -> None:
+    def test_without_a_token_a_rejection_is_final(self) -> None:
         script = Script([refused(401, "UNAUTHENTICATED", "who?")])
         assert fails(script, list_nodes).code == 16
         assert len(script.seen) == 1
@@ -310,7 +310,7 @@ class TestLogin:
         assert error.code == 16
         assert script.seen == []
 
-    def test_a_token_server_that_does_not_answer_is_tried_again(self) -> None:
+    def test_a_token_server_that_does_not_answer_is_retried(self) -> None:
         script, time = Script([ok()]), Time()
         run(script, list_nodes, time, credentials=Login(CloudError("no answer"), "token"))
         assert len(time.slept) == 1

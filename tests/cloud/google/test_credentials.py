@@ -71,7 +71,7 @@ class TestGoogleCredentials:
 
         assert asyncio.run(story()) == ({"token 1"}, {"token 2"})
 
-    def test_an_expired_login_says_what_to_do(self) -> None:
+    def test_an_expired_login_names_the_fix(self) -> None:
         expired = RefreshError("invalid_grant: Bad Request")  # type: ignore[no-untyped-call]
         login = GoogleCredentials(lambda: (FakeLogin(Clock(), expired), None))
         with pytest.raises(CloudError, match="expired: run gcloud auth application") as caught:
@@ -85,16 +85,14 @@ class TestGoogleCredentials:
             RefreshError("busy", retryable=True),  # type: ignore[no-untyped-call]
         ],
     )
-    def test_a_server_that_is_not_reached_is_no_verdict_on_the_login(
-        self, failure: Exception
-    ) -> None:
+    def test_a_network_error_does_not_invalidate_the_login(self, failure: Exception) -> None:
         login = GoogleCredentials(lambda: (FakeLogin(Clock(), failure), None))
         with pytest.raises(CloudError) as caught:
             asyncio.run(login.token())
         assert caught.value.code is None
         assert asyncio.run(login.token()) == "token 1"
 
-    def test_no_login_at_all_says_what_to_do(
+    def test_a_missing_login_names_the_fix(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
@@ -112,14 +110,14 @@ class TestGoogleCredentials:
         monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "named")
         assert find_project(lambda: (FakeLogin(Clock()), "mine")) == "named"
 
-    def test_the_project_that_pays_is_google_auths(self) -> None:
+    def test_the_quota_project_is_that_of_google_auth(self) -> None:
         fake = FakeLogin(Clock())
         fake._quota_project_id = "payer"
         login = GoogleCredentials(lambda: (fake, "p"), Clock())
         asyncio.run(login.token())
         assert login.quota_project == "payer"
 
-    def test_it_logs_a_tpu_api_in(self) -> None:
+    def test_the_credentials_work_with_a_tpu_api(self) -> None:
         fake = FakeLogin(Clock())
         login = GoogleCredentials(lambda: (fake, "p"), Clock())
         script = Script([refused(401, "UNAUTHENTICATED", "expired"), ok()])

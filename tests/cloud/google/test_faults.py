@@ -104,7 +104,7 @@ INVALID = Fault(FaultKind.INVALID, Scope.REQUEST)
         (4, "deadline", TRANSIENT),
     ],
 )
-def test_a_text_that_was_seen_has_its_meaning(code: int | None, text: str, expected: Fault) -> None:
+def test_known_texts_are_classified(code: int | None, text: str, expected: Fault) -> None:
     assert classify(code, text) == expected
 
 
@@ -127,11 +127,11 @@ def test_a_text_that_was_seen_has_its_meaning(code: int | None, text: str, expec
         (-1, "nor this", UNKNOWN),
     ],
 )
-def test_a_near_miss_is_not_taken_for_it(code: int, text: str, expected: Fault) -> None:
+def test_similar_texts_are_not_classified(code: int, text: str, expected: Fault) -> None:
     assert classify(code, text) == expected
 
 
-def test_every_row_is_reached_by_the_text_it_was_seen_with() -> None:
+def test_every_pattern_matches_its_example() -> None:
     for row in errors._PATTERNS:
         assert classify(9, row.example) == Fault(row.kind, row.scope), row.example
         assert classify(None, row.example) == Fault(row.kind, row.scope), row.example
@@ -156,7 +156,7 @@ def test_every_row_is_reached_by_the_text_it_was_seen_with() -> None:
         (UNKNOWN, RefusalAction.NEXT_CANDIDATE),
     ],
 )
-def test_the_kind_says_what_follows(fault: Fault, expected: RefusalAction) -> None:
+def test_the_kind_determines_the_action(fault: Fault, expected: RefusalAction) -> None:
     assert action_for(fault) is expected
 
 
@@ -231,7 +231,7 @@ def test_the_kind_says_what_follows(fault: Fault, expected: RefusalAction) -> No
         (3, "", "us-east1-d", "the request was refused: no reason given"),
     ],
 )
-def test_the_user_reads_why_a_job_waits(code: int, text: str, zone: str, sentence: str) -> None:
+def test_the_sentence_explains_the_wait(code: int, text: str, zone: str, sentence: str) -> None:
     assert explain(classify(code, text), zone, text) == sentence
 
 
@@ -264,7 +264,7 @@ texts = st.lists(st.text() | pieces).map(" ".join)
 
 
 @given(codes, texts)
-def test_any_text_has_a_meaning_and_a_sentence(code: int | None, text: str) -> None:
+def test_any_text_has_a_kind_and_a_sentence(code: int | None, text: str) -> None:
     fault = classify(code, text)
     assert fault.kind in FaultKind
     assert fault.scope in Scope

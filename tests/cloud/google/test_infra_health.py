@@ -60,10 +60,10 @@ def test_unhealthy_instances_are_read_from_all_pages() -> None:
         {"timeSeries": [series("1", value=False)]},
     ],
 )
-def test_what_makes_no_sense_accuses_nobody(page: Any) -> None:
+def test_invalid_series_are_ignored(page: Any) -> None:
     assert asked(page)[0] == {}
 
 
-def test_a_refusal_is_an_error_of_the_cloud() -> None:
+def test_a_rejected_call_is_a_cloud_error() -> None:
     with pytest.raises(CloudError):
         asked(httpx.Response(403, json={"error": {"code": 403, "message": "no"}}))

@@ -78,7 +78,7 @@ def google() -> Iterator[str]:
         thread.join()
 
 
-def test_the_base_install_logs_in_to_google(google: str, tmp_path: Path) -> None:
+def test_the_base_install_can_log_in_to_google(google: str, tmp_path: Path) -> None:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

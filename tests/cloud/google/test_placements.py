@@ -56,14 +56,14 @@ def test_one_slice(request_state: str | None, node: str | None, state: Placement
     assert found.cloud_state == (node or request_state)
 
 
-def test_what_runs_no_more_cannot_hold_up_the_next_slice() -> None:
+def test_a_placement_without_running_nodes_may_not_run() -> None:
     assert seen("SUSPENDING", "READY").may_run
     assert seen("DELETING", "DELETING").may_run, "its hosts end with it, not before"
     assert not seen("SUSPENDED", "PREEMPTED").may_run
     assert not seen("ACTIVE", None).may_run
 
 
-def test_a_request_that_failed_says_what_that_means() -> None:
+def test_a_failed_request_has_a_refusal() -> None:
     trouble = RpcError(8, 'There is no more capacity in the zone "local-a"')
     failed = placements.combine(replace(REQUEST, state="FAILED", error=trouble), [])
     assert failed.refusal is not None
@@ -80,7 +80,7 @@ def test_a_request_that_failed_says_what_that_means() -> None:
     assert seen("SUSPENDED", None).refusal is None, "taken back is not refused"
 
 
-def test_an_entry_that_a_listing_has_twice_counts_once() -> None:
+def test_a_duplicate_entry_of_a_listing_counts_once() -> None:
     (found,) = placements.combine_listings([REQUEST], [NODE, NODE])
     assert (found.state, found.endpoints) == (PlacementState.READY, ENDS)
 
@@ -103,7 +103,7 @@ class TestSeveralSlices:
         assert found[0].state is PlacementState.READY
         assert found[0].endpoints == ENDS * 2
 
-    def test_without_the_name_of_their_request_are_found_by_their_own(self) -> None:
+    def test_without_the_name_of_their_request_are_matched_by_their_own(self) -> None:
         nodes = [replace(node, request="") for node in self.nodes("READY", "READY")]
         (found,) = placements.combine_listings([PAIR], nodes)
         assert found.state is PlacementState.READY
@@ -124,7 +124,7 @@ class TestSeveralSlices:
         assert found.may_run, "the other one does not know yet"
 
 
-def test_two_slices_are_asked_for_found_and_released_together(emulator: Emulator) -> None:
+def test_two_slices_are_requested_found_and_released_together(emulator: Emulator) -> None:
     """The whole way through the API of a cloud that grants both or neither."""
     wanted = PlacementRequest(
         "pair", "local-a", "v4-16", "tpu-ubuntu2204-base", "spot", {"a": "b"}, slices=2

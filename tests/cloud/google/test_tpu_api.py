@@ -68,7 +68,7 @@ class TestListingRequests:
             nodes=("n",),
         )
 
-    def test_the_body_we_ask_with_carries_the_labels_back(self) -> None:
+    def test_the_labels_of_the_request_are_read_back(self) -> None:
         script = Script([ok(name="op")])
         run(script, ask)
         entry = json.loads(script.seen[0].content) | {"name": f"{PARENT}/queuedResources/x"}
@@ -76,7 +76,7 @@ class TestListingRequests:
         assert request.labels == WANTED.labels
         assert request.accelerator == "v4-16"
 
-    def test_takes_all_pages(self) -> None:
+    def test_reads_all_pages(self) -> None:
         pages: list[Answer] = [
             ok(queuedResources=[{"name": "a"}], nextPageToken="two"),
             ok(nextPageToken="three"),
@@ -93,14 +93,14 @@ class TestListingRequests:
         assert "no end" in str(fails(script, list_requests))
         assert len(script.seen) == 2
 
-    def test_a_listing_with_holes_is_an_error(self) -> None:
+    def test_an_incomplete_listing_is_an_error(self) -> None:
         holes = ok(queuedResources=[{"name": "a"}], unreachable=[f"locations/{ZONE}"])
         assert fails(Script([holes]), list_requests).code == 14
 
-    def test_a_listing_of_the_wrong_shape_is_an_error(self) -> None:
+    def test_an_invalid_listing_is_an_error(self) -> None:
         assert "is not a list" in str(fails(Script([ok(queuedResources={"a": 1})]), list_requests))
 
-    def test_an_odd_entry_does_not_hide_the_others(self) -> None:
+    def test_an_invalid_entry_does_not_hide_the_others(self) -> None:
         odd: list[Any] = [
             None,
             3,
@@ -115,7 +115,7 @@ class TestListingRequests:
         assert [one.name for one in found] == ["half", "good"]
         assert {one.state for one in found} == {"STATE_UNSPECIFIED"}
 
-    def test_trouble_without_a_code_is_still_trouble(self) -> None:
+    def test_an_error_without_a_code_is_an_error(self) -> None:
         entry = {"name": "a", "state": {"state": "FAILED", "failedData": {"error": {"x": 1}}}}
         [request] = run(Script([ok(queuedResources=[entry])]), list_requests)
         assert request.error == RpcError(2, "the cloud gave no reason")
@@ -159,7 +159,7 @@ class TestListingNodes:
         "gap",
         [{}, {"ipAddress": ""}, {"accessConfig": {"externalIp": "3.4.5.6"}}, None, "10.0.0.9"],
     )
-    def test_a_host_without_an_address_leaves_all_unknown(self, gap: object) -> None:
+    def test_one_host_without_an_address_leaves_the_list_empty(self, gap: object) -> None:
         entry = {"name": "n", "networkEndpoints": [gap, {"ipAddress": "10.0.0.3"}]}
         [node] = run(Script([ok(nodes=[entry])]), list_nodes)
         assert node.endpoints == ()
@@ -176,7 +176,7 @@ class TestListingNodes:
 
 
 class TestDeleting:
-    def test_a_request_goes_with_its_node(self) -> None:
+    def test_a_request_is_deleted_with_its_node(self) -> None:
         script = Script([ok(name="op")])
         run(script, release)
         [sent] = script.seen
@@ -200,7 +200,7 @@ class TestDeleting:
             refused(409, "ABORTED", "deletion already in progress"),
         ],
     )
-    def test_what_is_gone_or_going_is_no_error(self, answer: httpx.Response) -> None:
+    def test_deleting_a_deleted_resource_is_no_error(self, answer: httpx.Response) -> None:
         run(Script([answer]), release)
         run(Script([NO_REQUEST, answer]), release_node)
 
@@ -213,7 +213,7 @@ class TestDeleting:
             httpx.ReadTimeout("slow"),
         ],
     )
-    def test_what_stays_is_an_error(self, answer: Answer) -> None:
+    def test_a_failed_delete_is_an_error(self, answer: Answer) -> None:
         fails(Script([answer]), release)
 
 
@@ -242,11 +242,11 @@ class TestHostKeys:
         body = tpu_v2.GetGuestAttributesRequest.from_json(sent.content, ignore_unknown_fields=False)
         assert body.query_path == "hostkeys/"
 
-    def test_one_that_is_not_published_leaves_a_gap(self) -> None:
+    def test_an_unpublished_key_is_none(self) -> None:
         found = self.keys(self.two, ok(guestAttributes=[{}, guest(("ssh-ed25519", "AAAA2"))]))
         assert found == [None, "ssh-ed25519 AAAA2"]
 
-    def test_fewer_answers_than_hosts_give_none_to_the_wrong_host(self) -> None:
+    def test_fewer_keys_than_hosts_are_not_used(self) -> None:
         found = self.keys(self.two, ok(guestAttributes=[guest(("ssh-ed25519", "AAAA2"))]))
         assert found == [None, None]
 
@@ -259,13 +259,13 @@ class TestHostKeys:
 
 
 class TestBuckets:
-    def test_their_place_is_read_from_storage(self) -> None:
+    def test_the_location_is_read_from_storage(self) -> None:
         script = Script([ok(location="US-CENTRAL2")])
         assert run(script, lambda api: api.bucket_location("b/x")) == "US-CENTRAL2"
         url = script.seen[0].url
         assert str(url) == "https://storage.googleapis.com/storage/v1/b/b%2Fx?fields=location"
 
-    def test_or_from_the_emulator(self) -> None:
+    def test_the_location_is_read_from_the_emulator(self) -> None:
         script = Script([ok(location="LOCAL")])
         here = "http://127.0.0.1:9/"
         options: dict[str, Any] = {"base_url": here, "storage_url": here}
@@ -275,14 +275,14 @@ class TestBuckets:
     @pytest.mark.parametrize(
         "answer", [httpx.Response(403), httpx.Response(404), ok(), ok(location=3)]
     )
-    def test_one_that_cannot_be_seen_has_no_known_place(self, answer: httpx.Response) -> None:
+    def test_an_unreadable_bucket_has_no_location(self, answer: httpx.Response) -> None:
         assert run(Script([answer]), lambda api: api.bucket_location("b")) is None
 
     def test_a_cloud_that_does_not_answer_is_an_error(self) -> None:
         assert fails(Script([httpx.Response(503)]), lambda api: api.bucket_location("b")).code == 14
 
 
-def test_a_name_cannot_leave_its_place_in_the_path() -> None:
+def test_a_name_is_escaped_in_the_path() -> None:
     script = Script([ok()])
     run(script, lambda api: api.release(ZONE, "../nodes/other?x=1"))
     assert script.seen[0].url.raw_path.startswith(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.agent.machine import Machine, marked
+from tests.hosts.agent.machine import Machine, processes_with
 
 
 @pytest.fixture
@@ -17,6 +17,6 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     home.mkdir()
     one = Machine(home)
     yield one
-    for pid in marked(f"HOME={home}"):
+    for pid in processes_with(f"HOME={home}"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

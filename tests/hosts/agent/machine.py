@@ -1,4 +1,4 @@
-"""A machine to run the agent on: a folder of its own, and the processes that were started there."""
+"""A machine for the agent: a folder of its own and the processes that were started there."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from drumline.hosts.agent.processes import all_pids, process_environment
 from drumline.hosts.host_files import AGENT, AGENT_FILE
 from drumline.hosts.values import (
     Address,
@@ -97,23 +98,9 @@ class Machine:
         return self.home / ".drumline" / work_folder(self.what) / name
 
 
-def marked(variable: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and variable.encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+def processes_with(variable: str) -> list[int]:
+    return [pid for pid in all_pids() if variable.encode() in process_environment(pid)]
 
 
-def parents_of(pid: int) -> int:
+def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

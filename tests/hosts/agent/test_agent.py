@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from drumline.hosts.agent.processes import is_alive
 from drumline.hosts.environment import PythonEnvironment, run_wrap
 from drumline.hosts.host_files import AGENT, AGENT_SOURCES, zip_agent
-from tests.hosts.agent.machine import Machine, parents_of, runs, wait_for
+from tests.hosts.agent.machine import Machine, parent_of, wait_for
 
 
-def test_an_old_python_reads_it_and_it_needs_nothing_else() -> None:
+def test_the_agent_needs_only_python_3_8() -> None:
     with zipfile.ZipFile(io.BytesIO(AGENT)) as archive:
         files = {name: archive.read(name).decode() for name in archive.namelist()}
     assert len(files) == len(list(AGENT_SOURCES.rglob("*.py"))) + 1
@@ -37,11 +38,11 @@ def test_an_old_python_reads_it_and_it_needs_nothing_else() -> None:
             assert {module.split(".")[0] for module in needed} <= sys.stdlib_module_names, name
 
 
-def test_the_same_sources_are_the_same_file() -> None:
+def test_the_same_sources_give_the_same_zip_file() -> None:
     assert zip_agent() == AGENT
 
 
-def test_a_program_starts_once_however_often_it_is_asked_for(machine: Machine) -> None:
+def test_repeated_starts_start_the_program_once(machine: Machine) -> None:
     machine.put("echo one >> count; sleep 30")
     answers: list[dict[str, Any]] = []
     threads = [threading.Thread(target=lambda: answers.append(machine.start())) for _ in range(4)]
@@ -70,7 +71,7 @@ def test_a_program_starts_once_however_often_it_is_asked_for(machine: Machine) -
         ("no-such-command", 127),
     ],
 )
-def test_the_exit_code_is_the_scripts_own(machine: Machine, run: str, code: int) -> None:
+def test_the_exit_code_is_that_of_the_script(machine: Machine, run: str, code: int) -> None:
     ended = machine.finish(run)
     assert ended["exit_code"] == code
     assert bool(ended["error"]) == (code != 0)
@@ -90,11 +91,11 @@ def test_stop_ends_grandchildren_that_ignore_sigterm(machine: Machine) -> None:
     before = time.monotonic()
     ended = machine.attempt("stop", "0.3")
     assert time.monotonic() - before < 30
-    assert [runs(pid) for pid in (*pids, machine.leader())] == [False, False, False]
+    assert [is_alive(pid) for pid in (*pids, machine.leader())] == [False, False, False]
     assert (ended["state"], ended["error"]) == ("exited", "stopped")
 
 
-def test_stop_gives_the_program_its_grace(machine: Machine) -> None:
+def test_stop_gives_the_program_its_grace_period(machine: Machine) -> None:
     code = "import signal,sys,time\n" + (
         "def save(*_): time.sleep(0.5); print('saved'); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(60)\n"
@@ -120,7 +121,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(("code", "told"), [(75, 75), (3, -15)])
-def test_a_host_that_shuts_down_hears_of_a_program_that_saved_its_work(
+def test_a_program_that_saves_its_work_at_shutdown_has_its_exit_code(
     machine: Machine, code: int, told: int
 ) -> None:
     """All of a session is told to end, the shell that waits for the program among them."""
@@ -133,23 +134,23 @@ def test_a_host_that_shuts_down_hears_of_a_program_that_saved_its_work(
     assert not machine.file("after").exists(), "nothing else is begun"
 
 
-def test_stop_works_when_nobody_waits_for_the_program(machine: Machine) -> None:
+def test_stop_works_without_a_waiter(machine: Machine) -> None:
     machine.put("echo up; sleep 60")
     machine.start()
     wait_for(lambda: "up" in machine.log(), "the program is up")
-    waiting = parents_of(machine.leader())
+    waiting = parent_of(machine.leader())
     os.kill(waiting, signal.SIGKILL)
-    wait_for(lambda: not runs(waiting), "it is dead")
+    wait_for(lambda: not is_alive(waiting), "it is dead")
     assert machine.attempt("status")["state"] == "running"
     machine.attempt("stop", "5")
-    assert not runs(machine.leader())
+    assert not is_alive(machine.leader())
 
 
-def test_a_program_goes_on_when_the_agent_is_killed(machine: Machine) -> None:
+def test_a_program_continues_when_the_agent_is_killed(machine: Machine) -> None:
     machine.put("echo up\nwhile [ ! -e go ]; do sleep 0.05; done\necho after\nexit 4")
     machine.start()
     wait_for(lambda: "up" in machine.log(), "the program is up")
-    os.kill(parents_of(machine.leader()), signal.SIGKILL)
+    os.kill(parent_of(machine.leader()), signal.SIGKILL)
     machine.file("go").touch()
     ended = machine.ended()
     assert "after" in machine.log()
@@ -157,10 +158,10 @@ def test_a_program_goes_on_when_the_agent_is_killed(machine: Machine) -> None:
     assert ended["error"].startswith("exit code unknown")
 
 
-def test_what_a_run_leaves_behind_is_ended(machine: Machine) -> None:
+def test_processes_that_outlive_the_run_are_ended(machine: Machine) -> None:
     machine.finish("sleep 60 & echo $! > left; exit 0")
     left = int(machine.file("left").read_text())
-    wait_for(lambda: not runs(left), "nothing is left")
+    wait_for(lambda: not is_alive(left), "nothing is left")
 
 
 def test_out_of_memory_is_named(machine: Machine) -> None:
@@ -173,7 +174,7 @@ def test_out_of_memory_is_named(machine: Machine) -> None:
     )
 
 
-def test_the_environment_is_what_the_job_says(machine: Machine) -> None:
+def test_the_environment_is_that_of_the_job(machine: Machine) -> None:
     machine.environment.update(
         MEGASCALE_COORDINATOR_ADDRESS="stale", DRUMLINE_BUCKETS=str(machine.home / "buckets")
     )
@@ -204,7 +205,7 @@ def test_the_environment_is_what_the_job_says(machine: Machine) -> None:
     assert not machine.file("ran").exists()
 
 
-def test_secrets_reach_the_program_and_nobody_else(machine: Machine) -> None:
+def test_secrets_reach_only_the_program(machine: Machine) -> None:
     secret = "hunter2-" + "x" * 20
     machine.put('test -n "$TOKEN"; echo up; sleep 60', secrets={"TOKEN": secret})
     kept = machine.folder / "secrets.json"

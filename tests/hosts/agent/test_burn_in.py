@@ -24,7 +24,7 @@ def begin(machine: Machine, run: str, burn_in: str | None, **parts: Any) -> None
     machine.attempt("start", sent={"coordinator": "10.0.0.1:1", "before": burn_in_command(3)})
 
 
-def test_a_container_has_another_home_and_the_verdict_ends_the_run(machine: Machine) -> None:
+def test_a_failed_burn_in_ends_the_run_in_a_container_too(machine: Machine) -> None:
     begin(machine, "echo ran", "raise SystemExit(86)", wrap=("env", "HOME=/nowhere"))
     assert machine.ended()["exit_code"] == 86
     assert "ran" not in machine.log()
@@ -33,7 +33,7 @@ def test_a_container_has_another_home_and_the_verdict_ends_the_run(machine: Mach
 @pytest.mark.parametrize(
     "burn_in", [None, "raise SystemExit(1)", "import os; os.kill(os.getpid(), 9)"]
 )
-def test_a_burn_in_that_cannot_run_is_said_and_the_program_runs(
+def test_a_burn_in_that_cannot_run_is_reported_and_the_program_runs(
     machine: Machine, burn_in: str | None
 ) -> None:
     begin(machine, "echo ran; exit 3", burn_in)
@@ -53,7 +53,7 @@ def test_a_burn_in_that_cannot_run_is_said_and_the_program_runs(
         ("set -u; echo $LINENO\necho $LINENO", "1\n2\n"),
     ],
 )
-def test_the_program_is_as_without_it(machine: Machine, run: str, log: str) -> None:
+def test_the_burn_in_does_not_change_the_program(machine: Machine, run: str, log: str) -> None:
     begin(machine, run, PASSES)
     ended = machine.ended()
     assert (ended["exit_code"], ended["burnin"]["verdict"]) == (0, "pass")
@@ -61,7 +61,7 @@ def test_the_program_is_as_without_it(machine: Machine, run: str, log: str) -> N
 
 
 @pytest.mark.parametrize("left", ["", "[1]", '"verdict"', "{", '{"said": "' + "x" * 2_000_000])
-def test_a_report_that_cannot_be_read_is_not_waited_for(machine: Machine, left: str) -> None:
+def test_an_unreadable_burn_in_report_is_a_warning(machine: Machine, left: str) -> None:
     begin(machine, "sleep 60", f"{PASSES}\nopen(file, 'w').write({left!r})")
     found = wait_for(
         lambda: (told := machine.attempt("status")["burnin"])["verdict"] != "running" and told,
@@ -81,7 +81,7 @@ def test_a_report_that_cannot_be_read_is_not_waited_for(machine: Machine, left: 
         {"verdict": "warn", "seconds": -1, "said": "x" * 100_000},
     ],
 )
-def test_nonsense_from_a_host_is_a_warning(told: dict[str, object]) -> None:
+def test_an_invalid_burn_in_report_is_a_warning(told: dict[str, object]) -> None:
     found = _burn_in_fields(told)
     assert found["burn_in"] == "warn"
     assert found["burn_in_seconds"] == 0.0

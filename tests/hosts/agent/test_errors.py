@@ -107,7 +107,7 @@ def test_bash_names_the_script_without_its_path(machine: Machine) -> None:
     )
 
 
-def test_a_failed_step_says_why_and_the_next_attempt_tries_again(machine: Machine) -> None:
+def test_a_failed_step_reports_its_error_and_the_next_attempt_repeats_it(machine: Machine) -> None:
     machine.put("true")
     step = {"name": "pip", "script": "echo one\ntest -e fixed || { echo no such package; exit 9; }"}
     failed = machine.attempt("step", sent=step)

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from drumline.hosts.agent.files import read_json
+from drumline.hosts.agent.processes import is_alive
 from drumline.hosts.values import attempt_folder
-from tests.hosts.agent.machine import Machine, parents_of, runs, wait_for
+from tests.hosts.agent.machine import Machine, parent_of, wait_for
 
 
-def test_watch_tells_growth_soon_and_from_any_offset(machine: Machine) -> None:
+def test_watch_sends_new_output_from_any_offset(machine: Machine) -> None:
     machine.put("printf 'abc'; while [ ! -e go ]; do sleep 0.02; done; printf 'def'; exit 3")
     machine.start()
     wait_for(lambda: machine.log() == "abc", "the first part")
@@ -43,7 +44,7 @@ def test_watch_tells_growth_soon_and_from_any_offset(machine: Machine) -> None:
     assert seen[-1]["status"]["exit_code"] == 3
 
 
-def test_a_log_that_is_read_late_still_tells_when_it_was_written(machine: Machine) -> None:
+def test_a_log_that_is_read_later_has_the_times_of_writing(machine: Machine) -> None:
     began = time.time()
     machine.finish("echo first; sleep 1.5; echo second")
     ended = time.time()
@@ -63,7 +64,7 @@ def test_a_log_that_is_read_late_still_tells_when_it_was_written(machine: Machin
     assert then + 1 < later <= ended
 
 
-def test_clear_ends_an_earlier_attempt_and_frees_the_chip(machine: Machine) -> None:
+def test_prepare_ends_an_earlier_attempt_and_frees_the_chip(machine: Machine) -> None:
     devices = machine.home / "dev"
     (devices / "vfio").mkdir(parents=True)
     (devices / "vfio" / "0").touch()
@@ -75,11 +76,11 @@ def test_clear_ends_an_earlier_attempt_and_frees_the_chip(machine: Machine) -> N
     leader = machine.leader()
     machine.put("true", attempt=2)
     assert machine.prepared == {"trouble": "", "have_code": True, "identity": {}}
-    assert not runs(leader)
+    assert not is_alive(leader)
     assert not (devices / "libtpu_lockfile").exists()
 
 
-def test_clear_reports_a_chip_that_stays_busy(machine: Machine) -> None:
+def test_prepare_reports_a_chip_that_stays_busy(machine: Machine) -> None:
     devices = machine.home / "dev"
     (devices / "vfio" / "0").mkdir(parents=True)
     machine.environment["DRUMLINE_DEV"] = str(devices)
@@ -90,16 +91,16 @@ def test_clear_reports_a_chip_that_stays_busy(machine: Machine) -> None:
 def test_a_program_from_before_a_restart_is_lost(machine: Machine) -> None:
     machine.put("sleep 60")
     machine.start()
-    os.kill(parents_of(machine.leader()), signal.SIGKILL)
+    os.kill(parent_of(machine.leader()), signal.SIGKILL)
     os.kill(machine.leader(), signal.SIGKILL)
     started = machine.folder / "started.json"
     started.write_text(json.dumps({**json.loads(started.read_text()), "boot": "another"}))
-    wait_for(lambda: not runs(machine.leader()), "it is gone")
+    wait_for(lambda: not is_alive(machine.leader()), "it is gone")
     assert machine.attempt("status")["state"] == "lost"
 
 
 @pytest.mark.parametrize("name", ["../../etc", "/etc", "jobs/../../x"])
-def test_no_name_leads_out_of_the_agents_folder(machine: Machine, name: str) -> None:
+def test_names_outside_the_agents_folder_are_rejected(machine: Machine, name: str) -> None:
     done = subprocess.run(
         machine.words("status", name),
         capture_output=True,
@@ -128,7 +129,7 @@ def receive(machine: Machine, data: bytes, sha: str) -> int:
     ).returncode
 
 
-def test_code_that_is_cut_short_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
+def test_an_incomplete_archive_leaves_no_file(machine: Machine, tmp_path: Path) -> None:
     member = tarfile.TarInfo("train.py")
     member.size = 1000
     data, sha = archive_of(tmp_path, member)
@@ -141,7 +142,7 @@ def test_code_that_is_cut_short_leaves_nothing(machine: Machine, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("name", "link"), [("../evil", ""), ("/evil", ""), ("a", "../../evil")])
-def test_code_that_leads_out_of_the_working_copy_is_refused(
+def test_an_archive_with_paths_outside_the_working_copy_is_rejected(
     machine: Machine, tmp_path: Path, name: str, link: str
 ) -> None:
     member = tarfile.TarInfo(name)
@@ -155,7 +156,7 @@ def test_code_that_leads_out_of_the_working_copy_is_refused(
     assert not list(machine.home.rglob("*.draft"))
 
 
-def test_a_pipe_in_place_of_a_heartbeat_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_named_pipe_in_place_of_a_heartbeat_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "heartbeat.json")
     assert read_json(str(tmp_path), "heartbeat.json") is None
     (tmp_path / "folder.json").mkdir()

@@ -40,7 +40,7 @@ STEP = (
 )
 
 
-def test_an_agent_of_any_version_gets_the_messages_it_knows() -> None:
+def test_messages_to_older_agents_have_known_fields() -> None:
     place = HostAssignment(1, Address("", 0, "10.0.0.1"), 1, 2)
     what = program(run="true", environment={"A": "b"}, secrets={"S": "t"}, wrap=("env",))
     sent = json.loads(encode(program_message(what, place)))
@@ -71,7 +71,7 @@ def test_answers_are_read_field_by_field() -> None:
     assert validate(ReceiveResult, decode('{"received": true}')).received
 
 
-def test_an_answer_with_more_or_less_than_this_version_knows_is_understood() -> None:
+def test_unknown_fields_are_ignored_and_missing_ones_have_defaults() -> None:
     status = validate(AttemptStatus, decode('{"state": "none", "of_a_later_version": [1]}'))
     assert status == AttemptStatus(state="none")
     assert (status.stopped, status.tail, status.log_size) == (False, (), None)
@@ -93,18 +93,18 @@ def test_an_answer_with_more_or_less_than_this_version_knows_is_understood() -> 
         (PrepareResult, '{"trouble": ""}'),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_refused(kind: type[Message], line: str) -> None:
+def test_an_invalid_answer_is_rejected(kind: type[Message], line: str) -> None:
     with pytest.raises(ValidationError):
         validate(kind, decode(line))
 
 
 @pytest.mark.parametrize("line", ["[1]", "3", "null", "no JSON", ""])
-def test_what_is_no_object_is_no_message(line: str) -> None:
+def test_a_message_must_be_a_json_object(line: str) -> None:
     with pytest.raises(ValueError, match=r"expected an object|Expecting value"):
         decode(line)
 
 
-def test_a_program_that_an_earlier_agent_ran_is_told_of_by_this_one(tmp_path: Path) -> None:
+def test_the_agent_reports_an_exit_that_an_older_agent_recorded(tmp_path: Path) -> None:
     folder = tmp_path / ".drumline" / "jobs" / "j" / "1"
     folder.mkdir(parents=True)
     left: dict[str, dict[str, Any]] = {
@@ -142,7 +142,7 @@ def test_a_program_that_an_earlier_agent_ran_is_told_of_by_this_one(tmp_path: Pa
     assert (told.coordinator, told.tail) == ("10.0.0.1:8476", ("a", "b"))
 
 
-def test_halves_of_characters_and_endless_nesting_end_at_the_door() -> None:
+def test_lone_surrogates_are_replaced_and_deep_nesting_is_rejected() -> None:
     assert decode(b'{"error": "bad \\ud800"}') == {"error": "bad ?"}
     assert decode('{"error": "\\ud83d\\ude00"}') == {"error": "\U0001f600"}
     with pytest.raises(ValueError, match="nested too deeply"):

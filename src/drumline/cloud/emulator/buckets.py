@@ -33,7 +33,7 @@ MAX_NAME_BYTES = 1024
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
-class StorageError(Exception):
+class StorageApiError(Exception):
     """A call that Cloud Storage answers with an error."""
 
     def __init__(self, status: int, reason: str, message: str, **details: str) -> None:
@@ -48,14 +48,14 @@ class StorageError(Exception):
         return {"error": error | {"errors": [entry | self.details]}}
 
 
-def no_such_object(bucket: str, name: str) -> StorageError:
+def no_such_object(bucket: str, name: str) -> StorageApiError:
     """Return the error for an object that does not exist."""
-    return StorageError(404, "notFound", f"No such object: {bucket}/{name}")
+    return StorageApiError(404, "notFound", f"No such object: {bucket}/{name}")
 
 
-def invalid_argument(message: str) -> StorageError:
+def invalid_argument(message: str) -> StorageApiError:
     """Return the error for a call that cannot succeed."""
-    return StorageError(400, "invalid", message)
+    return StorageApiError(400, "invalid", message)
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,10 @@ class Preconditions:
             raise _condition_not_met("ifMetagenerationNotMatch", status)
 
 
-def _condition_not_met(parameter: str, status: int = 412) -> StorageError:
+def _condition_not_met(parameter: str, status: int = 412) -> StorageApiError:
     message = "At least one of the pre-conditions you specified did not hold."
     location = {"locationType": "parameter", "location": parameter}
-    return StorageError(status, "conditionNotMet", message, **location)
+    return StorageApiError(status, "conditionNotMet", message, **location)
 
 
 class BucketFolder:
@@ -149,21 +149,21 @@ class BucketFolder:
             message = (
                 "Your previous request to create the named bucket succeeded and you already own it."
             )
-            raise StorageError(409, "conflict", message) from None
+            raise StorageApiError(409, "conflict", message) from None
 
     def delete_bucket(self, bucket: str) -> None:
         """Delete an empty bucket."""
         folder = self.bucket_folder(bucket)
         if next(self.objects(bucket), None) is not None:
             message = "The bucket you tried to delete is not empty."
-            raise StorageError(409, "conflict", message)
+            raise StorageApiError(409, "conflict", message)
         shutil.rmtree(folder)
 
     def bucket_folder(self, bucket: str) -> Path:
         """Return the folder of a bucket that exists."""
         folder = self._folder / bucket
         if not _BUCKET_NAME.fullmatch(bucket) or folder.is_symlink() or not folder.is_dir():
-            raise StorageError(404, "notFound", "The specified bucket does not exist.")
+            raise StorageApiError(404, "notFound", "The specified bucket does not exist.")
         return folder
 
     # Objects

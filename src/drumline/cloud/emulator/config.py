@@ -74,7 +74,7 @@ class EmulatorConfig(BaseModel):
     def _pools(cls, value: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         for zone in value:
             if zone not in known_zones():
-                raise ValueError(f"{zone!r} is no zone with TPUs")
+                raise ValueError(f"{zone!r} is not a zone with TPUs")
         try:
             return {
                 zone: {pool_name(name): chips for name, chips in pools.items()}

@@ -25,7 +25,7 @@ class SshSettings:
 
     home: str
     environment: Callable[[], Mapping[str, str]]
-    """Returns the environment of a new command."""
+    """A function that returns the environment of a new command."""
     authorized: Mapping[str, str]
     """The lines of an authorized_keys file, by user."""
     host_key: bytes

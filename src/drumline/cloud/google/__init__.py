@@ -1,1 +1,1 @@
-"""The Cloud TPU API (REST, v2): its calls, its states and texts, and authentication."""
+"""The client of the Cloud TPU API (REST, v2): calls, authentication, states and errors."""

@@ -1,1 +1,1 @@
-"""How the cloud behaves: requests, nodes, capacity and quota, and what it says. Pure."""
+"""The behaviour of the emulated cloud: requests, nodes, capacity, quota and errors. Pure."""

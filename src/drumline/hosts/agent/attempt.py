@@ -9,7 +9,6 @@ import signal
 import time
 
 from .code import unpack_archive
-from .devices import free_chips
 from .environment import (
     find_program,
     program_environment,
@@ -21,7 +20,7 @@ from .environment import (
 from .files import acquire_lock, read_json, remove, write_json
 from .first_error import FirstError
 from .log import GrowthRecorder, append_to_log, log_size
-from .machine import boot_id, free_port, machine_identity
+from .machine import boot_id, free_chips, free_port, machine_identity
 from .processes import (
     POLL_SECONDS,
     attempt_processes,

@@ -1,5 +1,6 @@
 """The rules that decide which files of a working folder are sent to the hosts.
 
-`selection` decides for each file and is the only place that does; `names` and `contents` recognise
-secrets, `folders` recognises folders that are never sent, `rules` holds the values.
+`selection` decides for each file, with the help of `names` and `contents`, which recognise secrets,
+and of `folders`, which recognises folders that are never sent. `listing` lists the files, and
+`rules` has the values. `repack` applies the rules to archives of older versions.
 """

@@ -1,7 +1,7 @@
-"""Secrets that are recognised by what a file contains.
+"""Recognises secrets by the content of a file.
 
-A header alone is no key: source code and documentation mention it. It counts when key data follows
-it. The file is scanned as it is read, piece by piece, so that a large one is never held in memory.
+A header alone is not a key, because source code and documentation mention it. It counts if key data
+follows it. The file is scanned in blocks while it is read, so a large file is never in memory.
 """
 
 import base64
@@ -15,13 +15,13 @@ from drumline.hosts.packing.names import CLOUD, KEY, PASSWORDS, TOKEN, is_packag
 
 SERVICE_ACCOUNT = "service-account key"
 OVERLAP = 1 << 14
-"""Bytes of a piece that are scanned again with the next one. A key's header and the beginning of
-its data fit into them."""
+"""The bytes of a block that are scanned again with the next block. They are enough for the header
+of a key and the beginning of its data."""
 HEAD = 1 << 20
-"""Bytes of the beginning that are kept, for formats that are parsed."""
+"""The bytes of the beginning that are kept, for formats that are parsed."""
 
-# What may stand between the lines of a key: line ends, also escaped as in JSON, and the quotes,
-# indents and comment marks of the file that it is written into.
+# The characters between the lines of a key: line ends, also escaped as in JSON, and the quotes,
+# indents and comment marks of the surrounding file.
 _BREAK = rb"(?:\s|\\+[rnt]|\\u000[adAD]|&#1[03];|%0[aAdD]|//|<br ?/?>|[\"'`,+(){}\[\]>|#*;:\\])"
 _HEADERS = (
     rb"(?:(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset|MessageID|Subject|Key-ID)"
@@ -42,7 +42,7 @@ _PEM = re.compile(
     + _BASE64
 )
 _PEM_IN_BASE64 = {b"LS0tLS1CRUdJTi": 0, b"0tLS0tQkVHSU4g": 2, b"tLS0tLUJFR0lOI": 3}
-"""The header of a key in base64, by the number of characters of its group that stand before it."""
+"""The header of a key in base64, with the number of preceding characters of its group."""
 _AGE = re.compile(rb"AGE-SECRET-KEY-1[0-9A-Z]{58}", re.IGNORECASE)
 _PUTTY = re.compile(rb"Private-Lines: *\d+\s+[A-Za-z0-9+/]{16}")
 _GPG_AGENT = re.compile(rb"(?:^|Key: *)\((?:\d+:)?(?:protected-|shadowed-)?private-key", re.M)
@@ -76,44 +76,44 @@ _KUBECONFIG = re.compile(rb"^[ \t-]*(?:client-key-data|token|password):[ \t]*\S{
 
 
 class SecretScan:
-    """Scans one file, fed piece by piece, for secrets."""
+    """Scans a file block by block for secrets."""
 
-    def __init__(self, parts: Sequence[str]) -> None:
-        """`parts` is the path of the file; some settings are secret only in files of that name."""
-        self._parts = parts
-        self._rest = b""
+    def __init__(self, components: Sequence[str]) -> None:
+        """`components` is the path of the file, because some settings are secret in some files."""
+        self._components = components
+        self._overlap = b""
         self._head = bytearray()
         self._size = 0
-        self._key = False
+        self._found_key = False
         self._markers: set[bytes] = set()
 
-    def feed(self, piece: bytes) -> None:
-        """Scan the next piece."""
-        self._size += len(piece)
+    def feed(self, block: bytes) -> None:
+        """Scan the next block."""
+        self._size += len(block)
         if len(self._head) < HEAD:
-            self._head += piece[: HEAD - len(self._head)]
-        window = self._rest + piece
-        self._key = self._key or _has_key(window)
+            self._head += block[: HEAD - len(self._head)]
+        window = self._overlap + block
+        self._found_key = self._found_key or _has_key(window)
         for marker in (b"service_account", b"private_key"):
             if marker in window:
                 self._markers.add(marker)
-        self._rest = window[-OVERLAP:]
+        self._overlap = window[-OVERLAP:]
 
     def reason(self) -> str | None:
-        """The reason why the file is secret, once all of it was fed, or None."""
+        """Return the reason why the file is secret, or None, once all blocks were scanned."""
         head = bytes(self._head)
-        parsed = self._parsed(head)
+        parsed = self._parse_json(head)
         if isinstance(parsed, dict) and (reason := _json_reason(parsed)):
             return reason
-        if self._key:
+        if self._found_key:
             return SERVICE_ACCOUNT if len(self._markers) == 2 else KEY
         if _is_binary_key(head):
             return KEY
-        if is_package_settings(self._parts[-1]) and _SETTING.search(_text(head)):
+        if is_package_settings(self._components[-1]) and _SETTING.search(_text(head)):
             return "settings with a token or password"
         return _text_reason(_text(head)) if self._size <= HEAD else None
 
-    def _parsed(self, head: bytes) -> Any:
+    def _parse_json(self, head: bytes) -> Any:
         if self._size > HEAD or not _text(head).lstrip().startswith(b"{"):
             return None
         try:
@@ -123,7 +123,7 @@ class SecretScan:
 
 
 def _text(data: bytes) -> bytes:
-    """The bytes without what UTF-16 puts between ASCII letters."""
+    """Return ASCII text without the zero bytes of UTF-16 and without byte order marks."""
     return data.replace(b"\0", b"").removeprefix(b"\xff\xfe").removeprefix(b"\xef\xbb\xbf")
 
 
@@ -141,15 +141,15 @@ def _has_key(data: bytes) -> bool:
     if (b"AGE-SECRET-KEY-1" in data or b"age-secret-key-1" in data) and _AGE.search(data):
         return True
     return any(
-        _is_pem_in_base64(data[match.start() : match.start() + 400], before)
-        for header, before in _PEM_IN_BASE64.items()
+        _is_pem_in_base64(data[match.start() : match.start() + 400], offset)
+        for header, offset in _PEM_IN_BASE64.items()
         for match in re.finditer(re.escape(header), data)
     )
 
 
-def _is_pem_in_base64(encoded: bytes, before: int) -> bool:
-    letters = re.match(rb"[A-Za-z0-9+/\s]*", encoded)
-    joined = b"A" * before + b"".join((letters[0] if letters else b"").split())
+def _is_pem_in_base64(encoded: bytes, offset: int) -> bool:
+    characters = re.match(rb"[A-Za-z0-9+/\s]*", encoded)
+    joined = b"A" * offset + b"".join((characters[0] if characters else b"").split())
     try:
         decoded = base64.b64decode(joined[: len(joined) // 4 * 4])
     except (binascii.Error, ValueError):
@@ -165,21 +165,23 @@ def _is_binary_key(head: bytes) -> bool:
     # OpenPGP: a secret-key packet (tag 5) of version 3 to 6, in the old and the new format.
     lengths = {0x94: 1, 0x95: 2, 0x96: 4}
     if head[:1] == b"\xc5" and len(head) > 8:
-        at = 2 if head[1] < 192 else 3 if head[1] < 224 else 6
-        return _is_pgp_key(head[at:])
+        body = 2 if head[1] < 192 else 3 if head[1] < 224 else 6
+        return _is_pgp_key(head[body:])
     return bool(head) and head[0] in lengths and _is_pgp_key(head[1 + lengths[head[0]] :])
 
 
 def _is_pgp_key(packet: bytes) -> bool:
-    """True if the version and the algorithm are those of a key; the time is after 1990."""
+    """Return True if version and algorithm are those of a key."""
     return len(packet) > 6 and packet[0] in (4, 5, 6) and packet[5] in range(1, 29)
 
 
 def _json_reason(parsed: dict[Any, Any]) -> str | None:
-    kind = parsed.get("type")
-    if kind == "service_account" and parsed.get("private_key"):
+    credential_type = parsed.get("type")
+    if credential_type == "service_account" and parsed.get("private_key"):
         return SERVICE_ACCOUNT
-    if parsed.get("refresh_token") and (parsed.get("client_secret") or kind == "authorized_user"):
+    if parsed.get("refresh_token") and (
+        parsed.get("client_secret") or credential_type == "authorized_user"
+    ):
         return CLOUD
     if any(isinstance(v, dict) and v.get("client_secret") for v in parsed.values()):
         return CLOUD
@@ -195,13 +197,13 @@ def _json_reason(parsed: dict[Any, Any]) -> str | None:
 
 
 def _text_reason(text: bytes) -> str | None:
-    """The reason for a file that consists of credentials."""
+    """Return the reason if the file consists of credentials, or None."""
     if _HUGGING_FACE.fullmatch(text):
         return TOKEN
     if _URL_LOGIN.match(text) or _NETRC.match(text.lstrip()):
         return PASSWORDS
     if _AWS.search(text) or _BOTO.search(text):
         return CLOUD
-    if b"kind: Config" in text and b"clusters:" in text and _KUBECONFIG.search(text):
+    if b"credential_type: Config" in text and b"clusters:" in text and _KUBECONFIG.search(text):
         return CLOUD
     return None

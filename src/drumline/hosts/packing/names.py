@@ -1,7 +1,7 @@
-"""Files and folders that are secret by their names.
+"""Recognises secret files and folders by their names.
 
-A name is compared without regard to case, to compatibility forms of Unicode and to the endings of
-backups. Names decide after contents: a private key is recognised whatever its name.
+Names are compared without case, compatibility forms of Unicode, and the endings of backups.
+Contents are checked first: a private key is recognised under any name.
 """
 
 import re
@@ -90,55 +90,59 @@ _PACKAGE_SETTINGS = {
 
 
 def is_package_settings(name: str) -> bool:
-    """True for a file of npm, pip or the like, which is secret if it holds a token or password."""
+    """Return True for settings of npm, pip and the like, which may have a token or password."""
     return bool(_variants(name) & _PACKAGE_SETTINGS)
 
 
-def secret_folder(parts: Sequence[str]) -> str | None:
-    """The reason why nothing in a folder with this path is sent, or None."""
-    return _by_ending(_FOLDERS, [_folded(part) for part in parts])
+def secret_folder(components: Sequence[str]) -> str | None:
+    """Return the reason why nothing in a folder of this path is sent, or None."""
+    return _find_by_ending(_FOLDERS, [_normalize(component) for component in components])
 
 
-def secret_file(parts: Sequence[str]) -> str | None:
-    """The reason why a file with this path is not sent, by its own name, or None."""
-    *folders, last = parts
-    above = [_folded(part) for part in folders]
-    for name in _variants(last):
+def secret_file(components: Sequence[str]) -> str | None:
+    """Return the reason why a file of this name is not sent, or None."""
+    *folders, file_name = components
+    parents = [_normalize(component) for component in folders]
+    for name in _variants(file_name):
         if name.endswith(_EXAMPLES) and ".env" in name:
             continue
-        if reason := _by_ending(_PATHS, [*above, name]):
+        if reason := _find_by_ending(_PATHS, [*parents, name]):
             return reason
         if match := _ANY_FILE.fullmatch(name):
             return _REASONS[(match.lastindex or 1) - 1]
     return None
 
 
-def _by_ending(table: dict[tuple[str, ...], str], parts: list[str]) -> str | None:
+def _find_by_ending(table: dict[tuple[str, ...], str], components: list[str]) -> str | None:
     for length in (1, 2):
-        if reason := table.get(tuple(parts[-length:])):
+        if reason := table.get(tuple(components[-length:])):
             return reason
     return None
 
 
-def _folded(name: str) -> str:
+def _normalize(name: str) -> str:
     if name.isascii():
         return name.lower().strip()
-    folded = unicodedata.normalize("NFKC", name).casefold().strip()
-    return "".join(letter for letter in folded if unicodedata.category(letter) != "Cf")
+    normalized = unicodedata.normalize("NFKC", name).casefold().strip()
+    return "".join(character for character in normalized if unicodedata.category(character) != "Cf")
 
 
 @lru_cache(maxsize=4096)
 def _variants(name: str) -> frozenset[str]:
-    """The name in lower case, and without what editors and backups add to it."""
-    folded = _folded(name)
-    names = {folded}
-    if folded.endswith(_EXAMPLES):
+    """Return the name in lower case, also without the additions of editors and backups."""
+    normalized = _normalize(name)
+    names = {normalized}
+    if normalized.endswith(_EXAMPLES):
         return frozenset(names)
-    for start in (folded, folded.removeprefix("."), folded.removeprefix(".#").strip("#")):
-        shorter = start
-        while (cut := _BACKUP.sub("", shorter)) and cut != shorter:
-            names.add(cut)
-            shorter = cut
-        if start.removeprefix(".") != folded.removeprefix("."):
-            names.add(start)
+    for stem in (
+        normalized,
+        normalized.removeprefix("."),
+        normalized.removeprefix(".#").strip("#"),
+    ):
+        shorter = stem
+        while (original := _BACKUP.sub("", shorter)) and original != shorter:
+            names.add(original)
+            shorter = original
+        if stem.removeprefix(".") != normalized.removeprefix("."):
+            names.add(stem)
     return frozenset(names)

@@ -1,1 +1,1 @@
-"""Cloud TPU REST v2 as the emulator serves it, its login, and the controls beside it."""
+"""Cloud TPU REST v2 as the emulator serves it, with its login and its controls."""

@@ -42,7 +42,10 @@ class Login:
 
 def _rejection(path: str, *, missing: bool) -> JSONResponse:
     if path.startswith(PREFIX):
-        message = "the token is wrong: the emulator was restarted or belongs to another user"
+        message = (
+            "the token of this emulator is missing or wrong; the emulator may have been restarted "
+            "or belong to another user"
+        )
         return JSONResponse({"error": message}, 401, _CHALLENGE)
     error = errors.login_missing() if missing else errors.login_expired()
     return JSONResponse(error.as_json(), error.http_status, _CHALLENGE)

@@ -34,7 +34,7 @@ from drumline.cloud.emulator.api.uploads import Uploads
 from drumline.cloud.emulator.buckets import (
     BucketFolder,
     Preconditions,
-    StorageError,
+    StorageApiError,
     StoredObject,
     invalid_argument,
     listing_start_after,
@@ -81,12 +81,12 @@ class StorageApi:
         path = path.removeprefix(quote(scope.get("root_path", "")))
         try:
             response = await self._answer(request, path)
-        except StorageError as error:
+        except StorageApiError as error:
             response = wire.refusal(error)
         except ClientDisconnect:
             return
         except OSError as error:
-            response = wire.refusal(StorageError(500, "backendError", str(error)))
+            response = wire.refusal(StorageApiError(500, "backendError", str(error)))
         await response(scope, receive, send)
 
     async def _answer(self, request: Request, path: str) -> Response:
@@ -153,7 +153,7 @@ class StorageApi:
                     "resource": self._object_json(stored, base),
                 }
                 return JSONResponse(answer)
-        raise StorageError(404, "notFound", f"Not Found: {method} {path}")
+        raise StorageApiError(404, "notFound", f"Not Found: {method} {path}")
 
     # Buckets and lists
 
@@ -242,7 +242,7 @@ class StorageApi:
             case [bucket, "o", name]:
                 stored = self._readable(bucket, name, request.query_params)
             case _:
-                raise StorageError(404, "notFound", "Not Found")
+                raise StorageApiError(404, "notFound", "Not Found")
         metadata = self._store.metadata(stored)
         headers = {
             "accept-ranges": "bytes",
@@ -341,7 +341,7 @@ class StorageApi:
         try:
             resource = wire.parse_json(body)
             return await self._call(method, path, dict(parse_qsl(url.query)), resource, base)
-        except StorageError as error:
+        except StorageApiError as error:
             return wire.refusal(error)
 
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from drumline.cloud.emulator.buckets import (
     ObjectMetadata,
     Preconditions,
-    StorageError,
+    StorageApiError,
     StoredObject,
     invalid_argument,
 )
@@ -38,7 +38,7 @@ _RANGE = re.compile(r"bytes=(?:(\d+)-(\d*)|-(\d+))")
 def path_segments(path: str, prefix: str) -> list[str]:
     """Return the decoded segments of a path after a prefix. A `/` in a name is sent as `%2F`."""
     if not path.startswith(prefix):
-        raise StorageError(404, "notFound", f"Not Found: {path}")
+        raise StorageApiError(404, "notFound", f"Not Found: {path}")
     return [unquote(segment) for segment in path.removeprefix(prefix).split("/")]
 
 
@@ -113,7 +113,7 @@ def requested_range(header: str | None, size: int) -> tuple[int, int] | None:
     else:
         first, last = int(match[1]), min(int(match[2]) if match[2] else size - 1, size - 1)
     if first >= size or first > last:
-        raise StorageError(416, "requestedRangeNotSatisfiable", "Request range not satisfiable")
+        raise StorageApiError(416, "requestedRangeNotSatisfiable", "Request range not satisfiable")
     return first, last
 
 
@@ -187,7 +187,7 @@ def _boundary(content_type: str) -> str:
 # Answers
 
 
-def refusal(error: StorageError) -> Response:
+def refusal(error: StorageApiError) -> Response:
     """Return the answer for an error."""
     if error.status == 304:
         return Response(status_code=304)

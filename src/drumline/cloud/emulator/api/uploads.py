@@ -14,7 +14,7 @@ from drumline.cloud.emulator.api import storage_wire as wire
 from drumline.cloud.emulator.buckets import (
     BucketFolder,
     Preconditions,
-    StorageError,
+    StorageApiError,
     StoredObject,
     invalid_argument,
 )
@@ -56,7 +56,7 @@ class Uploads:
             case [bucket, "o"]:
                 self._store.bucket_folder(bucket)
             case _:
-                raise StorageError(404, "notFound", "Not Found")
+                raise StorageApiError(404, "notFound", "Not Found")
         query = request.query_params
         if upload_id := query.get("upload_id"):
             return await self._continue(request, upload_id)
@@ -143,7 +143,7 @@ class Uploads:
         """Store a part of a resumable upload, or report how much of it has arrived."""
         upload = self._uploads.get(upload_id)
         if upload is None:
-            raise StorageError(404, "notFound", "The upload does not exist.")
+            raise StorageApiError(404, "notFound", "The upload does not exist.")
         async with upload.lock:
             if request.method == "DELETE":
                 self._forget(upload_id)
@@ -162,7 +162,7 @@ class Uploads:
                 return Response(b"", 308, headers)
             try:
                 stored = await self._finish(request, upload, size)
-            except StorageError:
+            except StorageApiError:
                 self._forget(upload_id)
                 raise
             upload.answer = self._resource(stored, request)
