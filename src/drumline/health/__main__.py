@@ -1,8 +1,8 @@
 """`python3 health.pyz --job --seconds N`: the burn-in on a job's host, before its program.
 
-The hosts of the slice run this together and end with the same verdict. The exit code is 0 for `pass`
-and `warn`, and 86 for `fail`, after a fault report per bad chip. The health report is written next
-to the heartbeat. A missing package or a failed connection is a warning, never a fault.
+The hosts of the slice run this together and end with the same verdict. The exit code is 0 for
+`pass` and `warn`, and 86 for `fail`, after a fault report per bad chip. The health report is
+written next to the heartbeat. A missing package or a failed connection is a warning, never a fault.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The burn-in: rounds of tests, cheapest first, until the time is used up.
 
-Rounds differ in their inputs, and repetition finds intermittent faults. The hosts of a slice run the
-burn-in together and exchange their observations after every test, so their verdicts are the same.
+Rounds differ in their inputs, and repetition finds intermittent faults. The hosts of a slice run
+the burn-in together and exchange their observations after every test, so their verdicts are equal.
 The burn-in stops when a chip certainly fails.
 """
 
@@ -114,8 +114,8 @@ def run_burn_in(
         {name: CheckOutcome(**outcome) for name, outcome in outcomes.items()}
         for outcomes, _ in exchanged
     ]
-    # JAX numbers its devices without gaps. If the bus shows the missing chip, the ids of the devices
-    # would show a different chip.
+    # JAX numbers its devices without gaps. If the bus shows the missing chip, the ids of the
+    # devices would show a different chip.
     ids_of_hosts = [
         [] if outcomes.get("chips", CheckOutcome()).verdict == FAIL else ids
         for outcomes, (_, ids) in zip(hosts, exchanged, strict=True)

@@ -154,10 +154,10 @@ def _as_float64(x: NDArray) -> NDArray:
 def _named_outputs(value: Any, path: str = "") -> Iterator[tuple[str, NDArray]]:
     """Yield the arrays in a result with their paths."""
     if isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from _named_outputs(part, f"{path}.{name}" if path else str(name))
+        for name, item in value.items():
+            yield from _named_outputs(item, f"{path}.{name}" if path else str(name))
     elif isinstance(value, tuple | list):
-        for index, part in enumerate(value):
-            yield from _named_outputs(part, f"{path}[{index}]")
+        for index, item in enumerate(value):
+            yield from _named_outputs(item, f"{path}[{index}]")
     else:
         yield path or "result", np.asarray(value)

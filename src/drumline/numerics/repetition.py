@@ -186,15 +186,17 @@ def _check_inputs(inputs: Sequence[Any]) -> None:
 def _compare_device(
     device: str, hashes: list[str], expected: str, results: dict[str, _Outputs]
 ) -> DeviceRuns:
-    own = _most_frequent(hashes)
-    odd_runs = tuple(index for index, output_hash in enumerate(hashes) if output_hash != own)
+    usual_hash = _most_frequent(hashes)
+    odd_runs = tuple(index for index, output_hash in enumerate(hashes) if output_hash != usual_hash)
     return DeviceRuns(
         device=device,
         repeats=not odd_runs,
         odd_runs=odd_runs,
-        agrees=own == expected,
-        among_runs=results[own].differences(results[hashes[odd_runs[0]]]) if odd_runs else (),
-        from_others=results[expected].differences(results[own]),
+        agrees=usual_hash == expected,
+        among_runs=results[usual_hash].differences(results[hashes[odd_runs[0]]])
+        if odd_runs
+        else (),
+        from_others=results[expected].differences(results[usual_hash]),
     )
 
 
@@ -265,10 +267,10 @@ def _max_ulps(a: np.ndarray, b: np.ndarray) -> int | None:
         a, b = (np.stack([x.real, x.imag]) for x in (a, b))
     # Only a NaN differs from itself. NumPy warns about signaling NaNs.
     with np.errstate(invalid="ignore"):
-        is_number = (a == a) & (b == b)
-    if not is_number.any():
+        not_nan = (a == a) & (b == b)
+    if not not_nan.any():
         return None
-    a, b = _to_ordered_integers(a[is_number]), _to_ordered_integers(b[is_number])
+    a, b = _to_ordered_integers(a[not_nan]), _to_ordered_integers(b[not_nan])
     # Unsigned, because a difference of 64-bit integers may not fit a signed type.
     return int((np.maximum(a, b) - np.minimum(a, b)).max())
 

@@ -90,7 +90,7 @@ class TracedOperation:
 class TracedFunction:
     """The operations of a function, with its inputs and the names of its outputs."""
 
-    closed: Any
+    closed_jaxpr: Any
     """The closed jaxpr without calls."""
     sources: tuple[SourceLine | None, ...]
     """The user's line for each operation."""
@@ -107,7 +107,7 @@ class TracedFunction:
     @property
     def equations(self) -> list[Any]:
         """The equations of the jaxpr, in order."""
-        equations: list[Any] = self.closed.jaxpr.eqns
+        equations: list[Any] = self.closed_jaxpr.jaxpr.eqns
         return equations
 
     @cached_property
@@ -136,7 +136,7 @@ class TracedFunction:
     @cached_property
     def float_dependent(self) -> frozenset[int]:
         """The operations that depend on a float input or constant, unlike a mask or an index."""
-        jaxpr = self.closed.jaxpr
+        jaxpr = self.closed_jaxpr.jaxpr
         floats = {
             var
             for var in (*jaxpr.invars, *jaxpr.constvars)
@@ -162,10 +162,12 @@ class TracedFunction:
         }
         constants = [
             (var, value)
-            for var, value in zip(self.closed.jaxpr.constvars, self.closed.consts, strict=True)
+            for var, value in zip(
+                self.closed_jaxpr.jaxpr.constvars, self.closed_jaxpr.consts, strict=True
+            )
             if var in variables
         ]
-        return make_closed_jaxpr(constants, self.closed.jaxpr.invars, outputs, equations)
+        return make_closed_jaxpr(constants, self.closed_jaxpr.jaxpr.invars, outputs, equations)
 
     def operation(self, index: int) -> TracedOperation:
         """Return the description of an operation."""
@@ -210,7 +212,7 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> TracedFunction
 
     array_inputs = tuple(array for array in arrays if array is not None)
     try:
-        closed, output_shapes = jax.make_jaxpr(call, return_shape=True)(*array_inputs)
+        closed_jaxpr, output_shapes = jax.make_jaxpr(call, return_shape=True)(*array_inputs)
     except jax.errors.ConcretizationTypeError as error:
         raise UserError(
             "the function decides by the value of an input, which jit does not know: bind that "
@@ -221,15 +223,15 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> TracedFunction
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(output_shapes)]
     if not paths:
         raise UserError("the function returns no array: there is nothing to compare")
-    inlined, sources = inline_calls(closed)
+    inlined, sources = inline_calls(closed_jaxpr)
     return TracedFunction(inlined, sources, array_inputs, tuple(map(_path_name, paths)), options)
 
 
-def inline_calls(closed: Any) -> tuple[Any, tuple[SourceLine | None, ...]]:
+def inline_calls(closed_jaxpr: Any) -> tuple[Any, tuple[SourceLine | None, ...]]:
     """Return a closed jaxpr without calls, and the source line of each of its equations."""
     inliner = _Inliner([], [], [])
-    inputs = [jex.Var(var.aval) for var in closed.jaxpr.invars]
-    outputs = inliner.inline(closed.jaxpr, closed.consts, inputs, None)
+    inputs = [jex.Var(var.aval) for var in closed_jaxpr.jaxpr.invars]
+    outputs = inliner.inline(closed_jaxpr.jaxpr, closed_jaxpr.consts, inputs, None)
     inlined = make_closed_jaxpr(inliner.constants, inputs, outputs, inliner.equations)
     return inlined, tuple(inliner.sources)
 
