@@ -3,9 +3,9 @@
     report = precision(sample, logits)
     print(report.verdict)
 
-The function runs as compiled, and in modes that each take one freedom from the compiler. A
-reference in float64 shows which result is closer. For each mode that changes an output, a search
-finds the first operation that differs.
+The function runs as compiled, and in modes that restrict the compiler. A float64 reference shows
+which result is closer. If a mode changes an output, a search finds the first operation that
+differs.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SETTINGS = {
     ExecutionMode.NO_EXCESS: "jax.jit(f, compiler_options={'xla_allow_excess_precision': False})",
     ExecutionMode.HIGHEST: "with jax.default_matmul_precision('highest'): ...",
 }
-"""The code that runs a function in a mode."""
+"""The code that selects a mode."""
 
 
 @dataclass(frozen=True)
 class OutputReport:
-    """An output of the function in one mode."""
+    """An output of the function in a mode."""
 
     name: str
     kind: str
@@ -54,7 +54,7 @@ class OutputReport:
     change: Difference
     """The difference from the output as compiled."""
     error: Difference | None
-    """The difference from the reference, if there is one."""
+    """The difference from the reference, if available."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the output as JSON values."""
@@ -68,22 +68,22 @@ class OutputReport:
 
 @dataclass(frozen=True)
 class VariantReport:
-    """The outputs of the function in one mode."""
+    """The outputs of the function in a mode."""
 
     mode: ExecutionMode
     outputs: tuple[OutputReport, ...]
     first: FirstDifference | None = None
-    """The first operation that differs from the function as compiled. None if nothing differs, or
+    """The first operation that differs from the function as compiled. None without differences, or
     if only the whole function differs."""
     flips: tuple[ArgmaxFlips, ...] = ()
     same_as: ExecutionMode | None = None
-    """An earlier mode with the same bits, if they differ from those as compiled."""
+    """An earlier mode with the same bits, if these differ from the function as compiled."""
 
     way = renamed_attribute("way", "mode")
 
     @property
     def changes(self) -> int:
-        """The number of elements that differ from those as compiled."""
+        """The number of elements that differ from the function as compiled."""
         return sum(output.change.differing for output in self.outputs)
 
     @property
