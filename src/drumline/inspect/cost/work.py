@@ -17,7 +17,7 @@ _EXPENSIVE = {
     "divide": 6, "sine": 20, "cosine": 20, "erf": 12, "exponential-minus-one": 10,
     "log-plus-one": 10, "cbrt": 10, "atan2": 20, "remainder": 8, "tan": 20,
 }  # fmt: skip
-"""Elementwise opcodes, and the number of simple operations that each is equivalent to."""
+"""Elementwise opcodes, and their equivalent numbers of simple operations."""
 _SIMPLE = {
     "add", "subtract", "multiply", "maximum", "minimum", "negate", "abs", "select", "compare",
     "and", "or", "xor", "not", "convert", "clamp", "sign", "floor", "ceil", "round-nearest-even",
@@ -42,7 +42,7 @@ class Matmul:
     columns: int
     dtype: str
     passes: float = 1.0
-    """The number of passes of the matrix unit. High precision takes several."""
+    """The number of passes of the matrix unit, more than 1 for high precision."""
     fused_attention: bool = False
 
     @property
@@ -89,7 +89,7 @@ class Work:
 
     matmuls: tuple[Matmul, ...] = ()
     vector_ops: float = 0.0
-    """Elementwise operations. An expensive one counts as several."""
+    """Elementwise operations, with a larger count for expensive operations."""
     bytes_read: float = 0.0
     bytes_written: float = 0.0
 
@@ -113,7 +113,7 @@ class Work:
         )
 
     def scale_compute(self, fraction: float) -> Work:
-        """Return a fraction of the matmuls and elementwise operations, with all of the bytes."""
+        """Return a fraction of the matmuls and elementwise operations, with all bytes."""
         matmuls = tuple(
             replace(matmul, columns=max(1, round(matmul.columns * fraction)))
             for matmul in self.matmuls
@@ -125,7 +125,7 @@ NO_WORK = Work()
 
 
 def arithmetic_work(instruction: Instruction, computation: Computation, module: Module) -> Work:
-    """Return matmuls and elementwise operations, without bytes. A fusion has those inside it."""
+    """Return the matmuls and elementwise operations, including those in a fusion, without bytes."""
     opcode = instruction.opcode
     if opcode == "fusion":
         fused = module.fused_computation(instruction)
@@ -228,7 +228,7 @@ def _dimension_overlap(
         first = tap * window_dilation - pad_low
         skipped = max(0, -(first // stride))
         positions = range(first + skipped * stride, min(extent, first + outputs * stride), stride)
-        # Every run of `input_dilation` positions covers the same number of elements.
+        # All runs of `input_dilation` positions cover the same number of elements.
         runs, remainder = divmod(len(positions), input_dilation)
         hits = [position % input_dilation == 0 for position in positions[:input_dilation]]
         covered += runs * sum(hits) + sum(hits[:remainder])
@@ -236,7 +236,7 @@ def _dimension_overlap(
 
 
 def _first_array(shape: Shape) -> Shape:
-    """Return the first array of a result. A library call returns its scratch memory as well."""
+    """Return the first array of a result. A library call also returns its scratch memory."""
     return next(shape.arrays(), shape)
 
 
@@ -288,7 +288,7 @@ def memory_traffic(instruction: Instruction, computation: Computation, module: M
     if opcode in ("dynamic-slice", "slice", "gather"):
         return Work(bytes_read=instruction.shape.bytes, bytes_written=instruction.shape.bytes)
     if opcode.endswith("-start"):
-        # The result of a start includes source and target. One of them is in HBM, or both.
+        # The result of a start includes source and target, at least one of them in HBM.
         return Work(bytes_read=_hbm_bytes(instruction.shape))
     if opcode == "fusion":
         fused = module.fused_computation(instruction)
@@ -299,7 +299,7 @@ def memory_traffic(instruction: Instruction, computation: Computation, module: M
 
 
 def _hbm_bytes(shape: Shape) -> float:
-    """Return the bytes in HBM. Arrays in other memories use none of its bandwidth."""
+    """Return the bytes in HBM, without arrays in other memories."""
     return float(sum(array.bytes for array in shape.arrays() if array.memory_space == 0))
 
 
@@ -351,7 +351,7 @@ def _parameter_bytes(
 
 
 def _result_bytes(fused: Computation, shape: Shape) -> float:
-    """Return the bytes that a fusion writes. An update in place writes only the update."""
+    """Return the bytes that a fusion writes, which is only the update for an update in place."""
     root = fused.root
     values = [fused.by_name[n] for n in root.operands] if root.opcode == "tuple" else [root]
     total = 0.0
