@@ -235,8 +235,8 @@ def _find_bad_hops(hops: Sequence[Observation]) -> list[Finding]:
                 )
                 findings.append(Finding(hop.test, reason, device))
                 continue
-            sent_mismatches, *sent_sums = previous.get(sender, (0,))
-            if sent_mismatches and sums == sent_sums:
+            sender_mismatches, *sender_sums = previous.get(sender, (0,))
+            if sender_mismatches and sums == sender_sums:
                 continue  # the sender's buffer was already damaged
             reason = (
                 f"{_name(hop)}: the link {sender} → {device} delivered {_words(mismatches)} "

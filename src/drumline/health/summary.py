@@ -37,7 +37,7 @@ class RunTimings:
 
     comparable: list[Mapping[int, float]] = field(default_factory=list)
     """Seconds by device, for the runs with equal work, which determine the speed."""
-    others: list[Mapping[int, float]] = field(default_factory=list)
+    incomparable: list[Mapping[int, float]] = field(default_factory=list)
     flops: float = 0.0
     bytes: float = 0.0
 
@@ -47,7 +47,7 @@ class RunTimings:
             self.comparable.append(observation.seconds)
             self.flops, self.bytes = observation.flops, observation.bytes
         elif observation.seconds:
-            self.others.append(observation.seconds)
+            self.incomparable.append(observation.seconds)
 
     def run_seconds(self, device: int) -> list[float]:
         """Return the seconds of the comparable runs on a device."""
@@ -55,7 +55,7 @@ class RunTimings:
 
     def total_seconds(self, device: int) -> float:
         """Return the seconds of all runs on a device."""
-        return sum(run.get(device, 0.0) for run in (*self.comparable, *self.others))
+        return sum(run.get(device, 0.0) for run in (*self.comparable, *self.incomparable))
 
 
 def build_report(
@@ -172,8 +172,12 @@ def _fault_reports(
             by_chip.setdefault(finding.device, []).append(finding)
     reports = []
     for chip, chip_findings in sorted(by_chip.items()):
-        more = len(chip_findings) - 1
-        suffix = f" (and {more} more finding{'s' if more > 1 else ''})" if more else ""
+        extra_count = len(chip_findings) - 1
+        suffix = (
+            f" (and {extra_count} more finding{'s' if extra_count > 1 else ''})"
+            if extra_count
+            else ""
+        )
         reports.append(FaultReport(chip_findings[0].reason + suffix, host_of[chip], chip))
     for host in hosts:
         reasons = [test.message for test in host.tests.values() if test.verdict == FAIL]
@@ -194,8 +198,8 @@ def _message(
 ) -> str:
     counts = f"{_count(len(chips), 'chip')} on {_count(len(hosts), 'host')}"
     if verdict == FAIL:
-        more = len(faults) - 1
-        suffix = f", and {more} more" if more else ""
+        extra_count = len(faults) - 1
+        suffix = f", and {extra_count} more" if extra_count else ""
         return faults[0].sentence.removeprefix("drumline: ") + suffix
     if verdict == PASS:
         return f"{counts}: no faults found"
@@ -207,8 +211,8 @@ def _message(
         for test in tests.values()
         if test.verdict == WARN
     ]
-    more = len(warnings) - 1
-    suffix = f", and {_count(more, 'more warning')}" if more else ""
+    extra_count = len(warnings) - 1
+    suffix = f", and {_count(extra_count, 'more warning')}" if extra_count else ""
     return f"{counts} compute correctly, but {warnings[0]}{suffix}"
 
 

@@ -102,8 +102,10 @@ class Communication:
         rows = []
         for key, (count, total) in sorted(totals.items(), key=lambda item: -item[1][1]):
             kind, names, dtype, sent_once, overlap, sign, source, scope = key
-            times, sum_sent = f"{sign}{count:,}", format_bytes(total)
-            rows.append([kind, names, dtype, sent_once, times, sum_sent, overlap, source, scope])
+            count_text, sum_sent = f"{sign}{count:,}", format_bytes(total)
+            rows.append(
+                [kind, names, dtype, sent_once, count_text, sum_sent, overlap, source, scope]
+            )
         lines = format_table(HEADINGS, rows[:MAX_ROWS], alignment="   rrr")
         if len(rows) > MAX_ROWS:
             lines.append(f"and {len(rows) - MAX_ROWS:,} more, which send less: see to_dict()")

@@ -142,15 +142,15 @@ def find_waits(events: Iterable[TimelineEvent], seconds: float) -> list[Wait]:
     events = list(events)
     idle = _gaps(((e.start, e.end) for e in events if e.resource == DEVICE), 0.0, seconds)
     network_waits = _attribute_gaps(idle, [e for e in events if e.kind in COLLECTIVES])
-    rest: list[tuple[float, float]] = []
+    remaining_gaps: list[tuple[float, float]] = []
     index = 0
     for start, end in idle:
-        covered = []
+        network_intervals = []
         while index < len(network_waits) and network_waits[index].start < end:
-            covered.append((network_waits[index].start, network_waits[index].end))
+            network_intervals.append((network_waits[index].start, network_waits[index].end))
             index += 1
-        rest += _gaps(covered, start, end)
-    copy_waits = _attribute_gaps(rest, [e for e in events if e.resource == COPIES])
+        remaining_gaps += _gaps(network_intervals, start, end)
+    copy_waits = _attribute_gaps(remaining_gaps, [e for e in events if e.resource == COPIES])
     return sorted([*network_waits, *copy_waits], key=lambda wait: wait.start)
 
 

@@ -181,15 +181,15 @@ def _loop_slices(event: TimelineEvent, window: TimeWindow) -> Iterator[TraceSlic
     yield TraceSlice(DEVICE, name, "loop", loop_window.nanoseconds(0.0), loop_end, arguments)
     yield TraceSlice(DEVICE, "turn 1", "turn", first_start, first_end)
     yield from _slices(body, first_window)
-    others = event.trip_count - 1
-    if others < 1:
+    later_turns = event.trip_count - 1
+    if later_turns < 1:
         return
-    name = f"turns 2–{event.trip_count}" if others > 1 else "turn 2"
+    name = f"turns 2–{event.trip_count}" if later_turns > 1 else "turn 2"
     for resource, seconds in _busy_seconds(body).items():
         arguments = {
-            "turns": others,
+            "turns": later_turns,
             "turn_us": body.seconds * 1e6,
-            "busy_us": seconds * others * 1e6,
+            "busy_us": seconds * later_turns * 1e6,
         }
         yield TraceSlice(resource, name, "turns", first_end, loop_end, arguments)
 

@@ -157,37 +157,37 @@ def _operand_shapes(instruction: Instruction, computation: Computation) -> list[
 
 
 def _dot(instruction: Instruction, computation: Computation) -> Matmul:
-    left = _operand_shapes(instruction, computation)[0]
-    contraction = prod(left.dims[dim] for dim in instruction.integers("lhs_contracting_dims"))
-    batch = prod(left.dims[dim] for dim in instruction.integers("lhs_batch_dims"))
-    matmul = _matmul(left, instruction.shape.elements, contraction, batch)
-    if left.dtype != "f32":
+    lhs = _operand_shapes(instruction, computation)[0]
+    contraction = prod(lhs.dims[dim] for dim in instruction.integers("lhs_contracting_dims"))
+    batch = prod(lhs.dims[dim] for dim in instruction.integers("lhs_batch_dims"))
+    matmul = _matmul(lhs, instruction.shape.elements, contraction, batch)
+    if lhs.dtype != "f32":
         return matmul
     precision = instruction.attributes.get("operand_precision", "")
     passes = 6.0 if "highest" in precision else 3.0 if "high" in precision else 1.0
     return replace(matmul, passes=passes)
 
 
-def _matmul(left: Shape, outputs: int, contraction: int, batch: int) -> Matmul:
-    rows = max(1, left.elements // max(1, contraction * batch))
+def _matmul(lhs: Shape, outputs: int, contraction: int, batch: int) -> Matmul:
+    rows = max(1, lhs.elements // max(1, contraction * batch))
     columns = max(1, outputs // max(1, rows * batch))
-    return Matmul(batch, rows, contraction, columns, left.dtype)
+    return Matmul(batch, rows, contraction, columns, lhs.dtype)
 
 
 def _convolution(instruction: Instruction, computation: Computation) -> Matmul:
     """Describe a convolution as a matmul that contracts the window and the input features."""
-    left, kernel = _operand_shapes(instruction, computation)[:2]
+    lhs, kernel = _operand_shapes(instruction, computation)[:2]
     labels = instruction.attributes.get("dim_labels", "")
     kernel_labels = re.search(r"_([\w?]+)->", labels)
     output_dim = kernel_labels[1].find("o") if kernel_labels else len(kernel.dims) - 1
     features = kernel.dims[output_dim] if 0 <= output_dim < len(kernel.dims) else 1
-    overlap = _window_overlap(instruction, left)
+    overlap = _window_overlap(instruction, lhs)
     contraction = max(1, round(kernel.elements // max(1, features) * overlap))
     outputs = _first_array(instruction.shape).elements
-    return Matmul(1, max(1, outputs // max(1, features)), contraction, features, left.dtype)
+    return Matmul(1, max(1, outputs // max(1, features)), contraction, features, lhs.dtype)
 
 
-def _window_overlap(instruction: Instruction, left: Shape) -> float:
+def _window_overlap(instruction: Instruction, lhs: Shape) -> float:
     """Return the share of a convolution's window that covers input, or 1 if it is above a half.
 
     The TPU's compiler writes a matmul over several dimensions, such as heads, as a convolution with
@@ -199,7 +199,7 @@ def _window_overlap(instruction: Instruction, left: Shape) -> float:
     overlap = 1.0
     for index, size in enumerate(window.get("size", "").split("x")):
         dim = labels.find(str(index))
-        if not size or not 0 <= dim < len(left.dims):
+        if not size or not 0 <= dim < len(lhs.dims):
             continue
 
         def option(name: str, default: str, index: int = index) -> str:
@@ -207,7 +207,7 @@ def _window_overlap(instruction: Instruction, left: Shape) -> float:
 
         low, high = (int(side) for side in option("pad", "0_0").split("_"))
         steps = (int(option(name, "1")) for name in ("stride", "lhs_dilate", "rhs_dilate"))
-        overlap *= _dimension_overlap(left.dims[dim], int(size), low, high, *steps)
+        overlap *= _dimension_overlap(lhs.dims[dim], int(size), low, high, *steps)
     return overlap if overlap < 0.5 else 1.0
 
 
@@ -249,13 +249,13 @@ def _library_call(instruction: Instruction, computation: Computation) -> Iterato
     target = instruction.attributes.get("custom_call_target", "")
     operands = _operand_shapes(instruction, computation)
     if "gemm" in target or "matmul" in target:
-        left = operands[0]
+        lhs = operands[0]
         text = instruction.attribute_text
         contraction, batch = (
-            prod(left.dims[int(dim)] for dim in re.findall(r"\d+", match[1] if match else ""))
+            prod(lhs.dims[int(dim)] for dim in re.findall(r"\d+", match[1] if match else ""))
             for match in (_CONTRACTING.search(text), _BATCH.search(text))
         )
-        yield _matmul(left, _first_array(instruction.shape).elements, contraction, batch)
+        yield _matmul(lhs, _first_array(instruction.shape).elements, contraction, batch)
     elif "fmha" in target and len(operands) >= 3:
         yield from _attention(target, instruction, operands)
     elif "conv" in target and len(operands) >= 2:

@@ -92,7 +92,7 @@ class Instruction:
     @cached_property
     def attributes(self) -> dict[str, str]:
         """The attribute texts by name."""
-        pairs = (part.partition("=") for part in split_at_commas(self.attribute_text))
+        pairs = (attribute.partition("=") for attribute in split_at_commas(self.attribute_text))
         return {name.strip(): value.strip() for name, _, value in pairs if name.strip()}
 
     def called_computations(self) -> dict[str, tuple[str, ...]]:
@@ -303,17 +303,17 @@ def closing_bracket(text: str, start: int) -> int:
 
 def split_at_commas(text: str) -> list[str]:
     """Split at the commas outside brackets and strings."""
-    parts, depth, start = [], 0, 0
+    segments, depth, start = [], 0, 0
     for match in _BRACKET.finditer(text):
         if match[0] in "([{":
             depth += 1
         elif match[0] in ")]}":
             depth -= 1
         elif match[0] == "," and depth == 0:
-            parts.append(text[start : match.start()])
+            segments.append(text[start : match.start()])
             start = match.end()
-    parts.append(text[start:])
-    return [part for part in parts if part.strip()]
+    segments.append(text[start:])
+    return [segment for segment in segments if segment.strip()]
 
 
 # Fusions of the CPU's compiler ----------------------------------------------------------------

@@ -239,18 +239,20 @@ class _DeviceUsage:
         size = len(trace.operations)
         roles = [op.role for op in trace.operations]
         containers = {index for index, role in enumerate(roles) if role is Role.CONTAINER}
-        own = Intervals.concatenate(
+        self_times = Intervals.concatenate(
             [*(self_intervals(track, containers) for track in device.tracks), device.offloaded]
         )
-        self.span = float(own.ends.max() - own.starts.min()) if len(own.ends) else 0.0
-        self.busy = IntervalUnion(own.starts, own.ends).length
-        computations = own.select(_role_mask(roles, Role.COMPUTATION, Role.CONTAINER))
+        self.span = (
+            float(self_times.ends.max() - self_times.starts.min()) if len(self_times.ends) else 0.0
+        )
+        self.busy = IntervalUnion(self_times.starts, self_times.ends).length
+        computations = self_times.select(_role_mask(roles, Role.COMPUTATION, Role.CONTAINER))
         self.computing = IntervalUnion(computations.starts, computations.ends)
-        running = own.select(_role_mask(roles, Role.COMMUNICATION))
+        running = self_times.select(_role_mask(roles, Role.COMMUNICATION))
         uncovered = uncovered_time(running, self.computing)
         self.exposed = np.bincount(running.operations, weights=uncovered, minlength=size)
         self.collectives = Intervals.concatenate([running, device.async_spans])
-        self.times = own.operation_times(size)
+        self.times = self_times.operation_times(size)
         self.counts = sum(
             (np.bincount(track.operations, minlength=size) for track in device.events()),
             np.zeros(size, np.int64),
@@ -362,19 +364,19 @@ def _measure_operations(
     operations = []
     groups = _group_operations(trace, usages, Role.COMPUTATION, Role.TRANSFER, Role.CONTAINER)
     for indices in groups.values():
-        largest = trace.operations[max(indices, key=lambda index: times[index])]
+        longest = trace.operations[max(indices, key=lambda index: times[index])]
         seconds = float(times[indices].sum()) * scale
         # A loop that only contains other operations has no self time.
-        if seconds or largest.role is not Role.CONTAINER:
+        if seconds or longest.role is not Role.CONTAINER:
             operations.append(
                 MeasuredOperation(
-                    name=largest.name,
-                    kind=largest.kind,
-                    source=largest.source,
+                    name=longest.name,
+                    kind=longest.kind,
+                    source=longest.source,
                     count=float(counts[indices].sum()) / samples,
                     seconds=seconds,
                     instructions=len({trace.operations[index].name for index in indices}),
-                    role=largest.role,
+                    role=longest.role,
                 )
             )
     return tuple(sorted(operations, key=lambda op: -op.seconds))

@@ -33,14 +33,14 @@ class Intervals:
         return Intervals(np.array(starts, float), np.array(ends, float), np.array(operations))
 
     @staticmethod
-    def concatenate(parts: list["Intervals"]) -> "Intervals":
+    def concatenate(interval_sets: list["Intervals"]) -> "Intervals":
         """Join sets of intervals."""
-        if not parts:
+        if not interval_sets:
             return Intervals.from_rows([])
         return Intervals(
-            np.concatenate([part.starts for part in parts]),
-            np.concatenate([part.ends for part in parts]),
-            np.concatenate([part.operations for part in parts]),
+            np.concatenate([intervals.starts for intervals in interval_sets]),
+            np.concatenate([intervals.ends for intervals in interval_sets]),
+            np.concatenate([intervals.operations for intervals in interval_sets]),
         )
 
     def select(self, mask: NDArray[np.bool_]) -> "Intervals":

@@ -53,7 +53,7 @@ class ProgramInMode:
         return self._run(self.program.closed_jaxpr)
 
     def results(self, index: int) -> list[np.ndarray]:
-        """Return the results of one operation, from a program that ends with it."""
+        """Return the results of an operation, from a program that ends with it."""
         return self._run(self.program.program_until(index))
 
     def _run(self, closed_jaxpr: Any) -> list[np.ndarray]:
@@ -63,14 +63,14 @@ class ProgramInMode:
             if self.mode is ExecutionMode.NO_EXCESS:
                 options[EXCESS_PRECISION] = False
             function = jax.jit(function, compiler_options=options or None)
-        # Without `jit`, each equation is compiled and run separately.
+        # Without `jit`, equations are compiled and run separately.
         return [to_host(value) for value in function(*self.program.inputs)]
 
 
 def all_executions(function: Callable[..., Any], inputs: Sequence[Any]) -> list[ProgramInMode]:
-    """Return an execution of a function for each mode, the compiled one first.
+    """Return the executions of a function in all modes, starting with AS_COMPILED.
 
-    The mode HIGHEST is left out if the function has other operations in it.
+    The mode HIGHEST is omitted if it changes the operations of the function.
     """
     program = trace(function, inputs)
     # JAX sets the precision of a matmul during tracing.
@@ -143,7 +143,7 @@ def _initial_env(jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) ->
 def _read(atom: Any, env: dict[Any, Any]) -> Any:
     if not isinstance(atom, jex.Literal):
         return env[atom]
-    # A literal is first rounded to its own dtype, as in the function.
+    # Round a literal to its dtype, as in the function.
     return _to_float64(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
 
 
