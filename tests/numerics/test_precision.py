@@ -115,11 +115,11 @@ def chain() -> TracedFunction:
 
 def with_subtraction(traced: TracedFunction, index: int) -> ProgramInMode:
     """Replace one addition by a subtraction."""
-    equations = list(traced.closed.jaxpr.eqns)
+    equations = list(traced.closed_jaxpr.jaxpr.eqns)
     equations[index] = equations[index].replace(primitive=jex.primitives.sub_p)
-    jaxpr = traced.closed.jaxpr
+    jaxpr = traced.closed_jaxpr.jaxpr
     closed = make_closed_jaxpr([], jaxpr.invars, jaxpr.outvars, equations)
-    return ProgramInMode(ExecutionMode.OP_BY_OP, replace(traced, closed=closed))
+    return ProgramInMode(ExecutionMode.OP_BY_OP, replace(traced, closed_jaxpr=closed))
 
 
 def first(search: DifferenceSearch, other: OperationRunner, end: int) -> int | None:
@@ -174,7 +174,7 @@ def test_the_differing_branch_is_found_behind_an_agreeing_one() -> None:
         return left + right
 
     traced = trace(branches, [normal(4)])
-    assert [e.primitive.name for e in traced.closed.jaxpr.eqns] == [
+    assert [e.primitive.name for e in traced.closed_jaxpr.jaxpr.eqns] == [
         "sin",
         "cos",
         "cos",
@@ -199,9 +199,12 @@ def test_the_reason_for_a_matmul_is_its_precision() -> None:
     tried = {
         variant.mode: variant for variant in all_executions(product, [normal(4, 4), normal(4, 4)])
     }
-    equation = tried[ExecutionMode.HIGHEST].program.closed.jaxpr.eqns[0]
+    equation = tried[ExecutionMode.HIGHEST].program.closed_jaxpr.jaxpr.eqns[0]
     assert equation.params["precision"] == (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
-    assert tried[ExecutionMode.AS_COMPILED].program.closed.jaxpr.eqns[0].params["precision"] is None
+    assert (
+        tried[ExecutionMode.AS_COMPILED].program.closed_jaxpr.jaxpr.eqns[0].params["precision"]
+        is None
+    )
     reason = explain(
         tried[ExecutionMode.HIGHEST].program, 0, ExecutionMode.HIGHEST, is_excess=False
     )
@@ -252,14 +255,14 @@ def test_inlined_calls_compute_the_same_as_jit() -> None:
     x, w = normal(4, 8), normal(8, 8, seed=1)
     traced = trace(nested, [x, w])
     assert not {"jit", "checkpoint", "custom_vjp_call", "custom_jvp_call"} & {
-        equation.primitive.name for equation in traced.closed.jaxpr.eqns
+        equation.primitive.name for equation in traced.closed_jaxpr.jaxpr.eqns
     }
     outputs = ProgramInMode(ExecutionMode.AS_COMPILED, traced).outputs()
     expected = jax.tree.leaves(jax.jit(nested)(x, w))
     pairs = zip(outputs, expected, strict=True)
     assert not any(measure_difference(ours, np.asarray(theirs)).differing for ours, theirs in pairs)
     assert traced.output_names == ("ended", "state", "sums.0", "sums.1")
-    names = [equation.primitive.name for equation in traced.closed.jaxpr.eqns]
+    names = [equation.primitive.name for equation in traced.closed_jaxpr.jaxpr.eqns]
     selected = traced.sources[names.index("select_n")]
     assert selected is not None
     assert selected.line == line(inspect.unwrap(inner), "inner")

@@ -1,7 +1,4 @@
-"""Facts about hardware: chips, slices, zones and prices, and the order of a mesh on a slice.
-
-Pure functions and tables without I/O. Each figure has its source.
-"""
+"""Chips, slices, zones, prices and mesh orders, as tables with sources and pure functions."""
 
 from drumline.chips.catalogue import Chip, chip, chips
 from drumline.chips.names import UnknownName

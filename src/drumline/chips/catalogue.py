@@ -1,7 +1,7 @@
-"""The catalogue of chips, with the source of each figure, and their names in JAX.
+"""The catalogue of chips with the sources of its figures, and the device kinds of JAX.
 
-All figures are per chip, never per core. Memory sizes are powers of ten, as in the sources. This
-underestimates the memory: Google's "32 GB" is 32 GiB.
+Figures are per chip, never per core. Memory sizes are powers of ten, as in the sources, which
+underestimates them: Google's "32 GB" is 32 GiB.
 """
 
 import re
@@ -11,19 +11,19 @@ from types import MappingProxyType
 
 from drumline.chips.names import UnknownName, nearest
 
-BOOK = "How to Scale Your Model, chapter 2 (TPUs) and chapter 12 (GPUs)"
-GOOGLE = "Cloud TPU documentation, system architecture pages, read 2026-11"
+SCALING_BOOK = "How to Scale Your Model, chapter 2 (TPUs) and chapter 12 (GPUs)"
+TPU_DOCS = "Cloud TPU documentation, system architecture pages, read 2026-11"
 NVIDIA = "NVIDIA datasheet of the chip, dense figures without sparsity"
-SLIDES = "Introduction to TPU & JAX, the tables of chips"
+JAX_SLIDES = "Introduction to TPU & JAX, the tables of chips"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """An accelerator chip. Unpublished figures are None."""
+    """An accelerator chip. An unpublished figure is None."""
 
     name: str
     kind: str
-    """The kind of chip: `tpu` or `gpu`."""
+    """`tpu` or `gpu`."""
     year: int
     peak_bf16_flops: float
     """Dense operations per second with float32 accumulation."""
@@ -32,7 +32,7 @@ class Chip:
     hbm_bytes: float
     hbm_bandwidth: float
     link_bandwidth: float
-    """One-way bytes per second: of one ICI link of a TPU, of all NVLink or PCIe of a GPU."""
+    """Unidirectional bytes per second of an ICI link, or of a GPU's whole NVLink or PCIe."""
     torus_dimensions: int | None
     cores: int | None
     """The number of TensorCores of a TPU, or of streaming multiprocessors of a GPU."""
@@ -50,7 +50,7 @@ _FIGURES = frozenset(f.name for f in fields(Chip)) - {"name", "kind", "sources",
 
 
 def _from(source: str, **exceptions: str) -> Mapping[str, str]:
-    """Return a table that gives all figures one source, except those in `exceptions`."""
+    """Return a table of sources: `source`, except for the figures in `exceptions`."""
     return MappingProxyType(dict.fromkeys(_FIGURES, source) | exceptions)
 
 
@@ -60,14 +60,14 @@ _CHIPS: tuple[Chip, ...] = (
         name="v2", kind="tpu", year=2018, cores=2, torus_dimensions=2,
         peak_bf16_flops=4.6e13, peak_8bit_flops=None, hbm_bytes=16e9, hbm_bandwidth=7.2e11,
         link_bandwidth=6e10, dcn_bandwidth=None,
-        sources=_from(BOOK, year=SLIDES, cores=GOOGLE),
+        sources=_from(SCALING_BOOK, year=JAX_SLIDES, cores=TPU_DOCS),
         notes=("the slides print 8 GB, one core's share, beside the chip's 45 TFLOP/s",),
     ),
     Chip(
         name="v3", kind="tpu", year=2020, cores=2, torus_dimensions=2,
         peak_bf16_flops=1.23e14, peak_8bit_flops=None, hbm_bytes=32e9, hbm_bandwidth=9e11,
         link_bandwidth=1e11, dcn_bandwidth=None,
-        sources=_from(BOOK, year=SLIDES, cores=GOOGLE, peak_bf16_flops=GOOGLE),
+        sources=_from(SCALING_BOOK, year=JAX_SLIDES, cores=TPU_DOCS, peak_bf16_flops=TPU_DOCS),
         notes=(
             "the slides' second table prints 16 GB, one core's share",
             "the book prints 1.4e14 FLOP/s; Google's page prints 123 TFLOP/s, which is used here",
@@ -77,32 +77,32 @@ _CHIPS: tuple[Chip, ...] = (
         name="v4", kind="tpu", year=2022, cores=2, torus_dimensions=3,
         peak_bf16_flops=2.75e14, peak_8bit_flops=2.75e14, hbm_bytes=32e9, hbm_bandwidth=1.2e12,
         link_bandwidth=4.5e10, dcn_bandwidth=6.25e9,
-        sources=_from(BOOK, year=SLIDES, cores=GOOGLE),
+        sources=_from(SCALING_BOOK, year=JAX_SLIDES, cores=TPU_DOCS),
     ),
     Chip(
         name="v5e", kind="tpu", year=2023, cores=1, torus_dimensions=2,
         peak_bf16_flops=1.97e14, peak_8bit_flops=3.94e14, hbm_bytes=16e9, hbm_bandwidth=8.2e11,
         link_bandwidth=4.5e10, dcn_bandwidth=3.125e9,
-        sources=_from(BOOK, year=SLIDES, cores=GOOGLE),
+        sources=_from(SCALING_BOOK, year=JAX_SLIDES, cores=TPU_DOCS),
     ),
     Chip(
         name="v5p", kind="tpu", year=2023, cores=2, torus_dimensions=3,
         peak_bf16_flops=4.59e14, peak_8bit_flops=9.18e14, hbm_bytes=96e9, hbm_bandwidth=2.8e12,
         link_bandwidth=9e10, dcn_bandwidth=6.25e9,
-        sources=_from(BOOK, year=SLIDES, cores=GOOGLE),
+        sources=_from(SCALING_BOOK, year=JAX_SLIDES, cores=TPU_DOCS),
     ),
     Chip(
         name="v6e", kind="tpu", year=2024, cores=1, torus_dimensions=2,
         peak_bf16_flops=9.2e14, peak_8bit_flops=1.84e15, hbm_bytes=32e9, hbm_bandwidth=1.6e12,
         link_bandwidth=9e10, dcn_bandwidth=1.25e10,
-        sources=_from(BOOK, year=SLIDES, cores=GOOGLE),
+        sources=_from(SCALING_BOOK, year=JAX_SLIDES, cores=TPU_DOCS),
         notes=("Google's page prints 918 TFLOP/s",),
     ),
     Chip(
         name="7x", kind="tpu", year=2025, cores=2, torus_dimensions=3,
         peak_bf16_flops=2.3e15, peak_8bit_flops=4.61e15, hbm_bytes=192e9, hbm_bandwidth=7.4e12,
         link_bandwidth=9e10, dcn_bandwidth=1.25e10,
-        sources=_from(BOOK, year=GOOGLE, cores=GOOGLE),
+        sources=_from(SCALING_BOOK, year=TPU_DOCS, cores=TPU_DOCS),
         notes=("available through GKE, not through the Cloud TPU API",),
     ),
     Chip(
@@ -123,34 +123,34 @@ _CHIPS: tuple[Chip, ...] = (
         name="L40", kind="gpu", year=2022, cores=142, torus_dimensions=None,
         peak_bf16_flops=1.82e14, peak_8bit_flops=3.62e14, hbm_bytes=48e9, hbm_bandwidth=8.64e11,
         link_bandwidth=3.2e10, dcn_bandwidth=None,
-        sources=_from(NVIDIA, peak_bf16_flops=SLIDES),
+        sources=_from(NVIDIA, peak_bf16_flops=JAX_SLIDES),
         notes=("no NVLink: the link is PCIe 4.0 ×16; its memory is GDDR6",),
     ),
     Chip(
         name="H100", kind="gpu", year=2022, cores=132, torus_dimensions=None,
         peak_bf16_flops=9.9e14, peak_8bit_flops=1.98e15, hbm_bytes=80e9, hbm_bandwidth=3.35e12,
         link_bandwidth=4.5e11, dcn_bandwidth=None,
-        sources=_from(BOOK, year=NVIDIA, cores=NVIDIA),
+        sources=_from(SCALING_BOOK, year=NVIDIA, cores=NVIDIA),
     ),
     Chip(
         name="H200", kind="gpu", year=2024, cores=132, torus_dimensions=None,
         peak_bf16_flops=9.9e14, peak_8bit_flops=1.98e15, hbm_bytes=141e9, hbm_bandwidth=4.8e12,
         link_bandwidth=4.5e11, dcn_bandwidth=None,
-        sources=_from(BOOK, year=NVIDIA, cores=NVIDIA),
+        sources=_from(SCALING_BOOK, year=NVIDIA, cores=NVIDIA),
         notes=("measured on one: 7.9e14 FLOP/s on an 8192³ bf16 matmul, 4.3e12 B/s on a copy",),
     ),
     Chip(
         name="B100", kind="gpu", year=2024, cores=None, torus_dimensions=None,
         peak_bf16_flops=1.8e15, peak_8bit_flops=3.5e15, hbm_bytes=192e9, hbm_bandwidth=8e12,
         link_bandwidth=9e11, dcn_bandwidth=None,
-        sources=_from(NVIDIA, peak_bf16_flops=SLIDES, hbm_bytes=SLIDES),
+        sources=_from(NVIDIA, peak_bf16_flops=JAX_SLIDES, hbm_bytes=JAX_SLIDES),
         notes=("the slides print 655 % of an A100; their own figures give 577 %",),
     ),
     Chip(
         name="B200", kind="gpu", year=2024, cores=148, torus_dimensions=None,
         peak_bf16_flops=2.3e15, peak_8bit_flops=4.5e15, hbm_bytes=192e9, hbm_bandwidth=8e12,
         link_bandwidth=9e11, dcn_bandwidth=None,
-        sources=_from(BOOK, year=NVIDIA, cores=NVIDIA, peak_8bit_flops=NVIDIA),
+        sources=_from(SCALING_BOOK, year=NVIDIA, cores=NVIDIA, peak_8bit_flops=NVIDIA),
     ),
 )
 # fmt: on
@@ -167,7 +167,7 @@ _ALIASES = {
 
 
 def chips() -> tuple[Chip, ...]:
-    """Return every chip, fastest first by bf16 peak, then 8-bit peak, then memory bandwidth."""
+    """Return all chips by descending bf16 peak, then 8-bit peak, then memory bandwidth."""
 
     def speed(chip: Chip) -> tuple[float, float, float]:
         return chip.peak_bf16_flops, chip.peak_8bit_flops or 0.0, chip.hbm_bandwidth
@@ -201,20 +201,20 @@ TPUS = {
     "TPU v6e": ("v6e", 1),
     "TPU7x": ("7x", 2),
 }
-"""The chip of each TPU device kind in JAX, and the number of JAX devices per chip."""
+"""Chip and number of JAX devices per chip, by the TPU device kind in JAX."""
 _GPU = re.compile(rf"\b({'|'.join(chip.name for chip in _CHIPS if chip.kind == 'gpu')})\b")
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """A kind of JAX device: a chip, or one of the devices of a chip."""
+    """A kind of JAX device, which is a chip or a core of a chip."""
 
     chip: Chip
     devices_per_chip: int = 1
 
 
 def device_kind(name: str) -> DeviceKind | None:
-    """Look up `device.device_kind`. Return None if the catalogue lacks it, as for a CPU."""
+    """Look up `device.device_kind`. Return None if it is not in the catalogue, such as a CPU."""
     if name in TPUS:
         generation, devices_per_chip = TPUS[name]
         return DeviceKind(chip(generation), devices_per_chip)

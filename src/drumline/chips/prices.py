@@ -1,7 +1,7 @@
-"""Prices of chips, storage and transfer in US dollars, each table with its date and source.
+"""Prices of chips, storage and transfer in US dollars, with dates and sources.
 
-Spot prices change up to once a month, list prices occasionally. Use these prices to compare and to
-warn, not for accounting. They do not account for research grants.
+Spot prices change up to monthly, list prices occasionally. Use them for comparisons and warnings,
+not for accounting. They ignore research grants.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ TIERS = ("spot", "on-demand")
 
 @dataclass(frozen=True)
 class Price:
-    """The price of one chip for one hour."""
+    """The price of a chip-hour."""
 
     per_chip_hour: float
     tier: str
@@ -28,7 +28,7 @@ class Price:
     source: str = SOURCE
 
 
-# (on demand, spot) per chip-hour. v2 and v3 have one price for single hosts, one for pod slices.
+# (on demand, spot) per chip-hour. v2 and v3 have separate prices for single hosts and pod slices.
 _CHIP_HOUR: dict[str, dict[str, tuple[float, float | None]]] = {
     "v2": {
         "asia-east1": (1.305, 0.3915),
@@ -114,7 +114,7 @@ class StoragePrices:
     """Dollars per GB between the nearest and the farthest regions: at least $20 per TB."""
     internet_per_gb: float = 0.1
     boot_disk_gb: int = 100
-    """The boot disk size of each TPU VM."""
+    """The boot disk size of a TPU VM."""
     as_of: str = "2025-10"
     source: str = "Introduction to TPU & JAX, TPU Costs; Cloud Storage price list"
 

@@ -1,8 +1,8 @@
 """Slices by accelerator name (`v4-128`): chips, hosts, topology, wrap-around links.
 
 The suffix of a name counts TensorCores or chips, depending on the generation. A host has 1, 4 or 8
-chips, depending on the size. A formula easily gets v5litepod-8, v6e-8 or v5p-16 wrong, so all sizes
-are tables.
+chips, depending on the size. Sizes are tables, because formulas fail for v5litepod-8, v6e-8 and
+v5p-16.
 """
 
 import re
@@ -14,9 +14,9 @@ from drumline.chips.names import UnknownName, nearest
 
 Topology = tuple[int, ...]
 
-# v4, v5p and 7x pods consist of 4×4×4 cubes joined by optical switches. Slices of at least one cube
-# have these numbers of cubes. Sources: the accelerator types of the Cloud TPU API (a crawl of
-# 2026-08-22) for v4 and v5p, and the documentation for 7x, up to the pod of 9,216 chips.
+# v4, v5p and 7x pods consist of 4×4×4 cubes behind optical switches. These are the numbers of cubes
+# in a slice. Sources: the accelerator types of the Cloud TPU API (crawl of 2026-08-22) for v4 and
+# v5p, and the documentation for 7x, up to the pod of 9,216 chips.
 _CUBE = 4
 _V4_CUBES = tuple(range(1, 49))
 _V5P_CUBES = (
@@ -33,7 +33,7 @@ _EIGHT_CHIP_HOSTS: dict[int, Topology] = {
 
 
 def _most_cubic(cubes: int) -> Topology:
-    """Return the default topology of some cubes, the one nearest to a cube (Google's docs)."""
+    """Return the default topology, which is nearest to a cube according to Google's docs."""
     shapes = (
         (a, b, cubes // (a * b))
         for a in range(1, cubes + 1)
@@ -41,7 +41,7 @@ def _most_cubic(cubes: int) -> Topology:
         for b in range(a, cubes // a + 1)
         if cubes % (a * b) == 0 and cubes // (a * b) >= b
     )
-    return tuple(_CUBE * side for side in min(shapes, key=sum))
+    return tuple(_CUBE * length for length in min(shapes, key=sum))
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,18 @@ class _Generation:
     chip: Chip
     prefix: str
     suffix_counts_cores: bool
-    flat: dict[int, Topology]
-    """The topology for each number of chips, for slices that are not made of cubes."""
+    topologies: dict[int, Topology]
+    """The topologies of slices without cubes, by number of chips."""
     image: str | None
-    """The runtime image to boot, or None if the Cloud TPU API does not serve the generation."""
+    """The runtime image, or None if the Cloud TPU API does not serve the generation."""
     cubes: tuple[int, ...] = ()
-    pod_side: int | None = None
-    """The side of a 2D pod. An axis wraps around only if it spans the pod."""
+    pod_length: int | None = None
+    """The length of a 2D pod's axes. An axis wraps around only if it spans the pod."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Every suffix, smallest first."""
-        chips = (*self.flat, *(_CUBE**3 * count for count in self.cubes))
+        """The suffixes in ascending order."""
+        chips = (*self.topologies, *(_CUBE**3 * count for count in self.cubes))
         return tuple(count * self._per_chip for count in chips)
 
     @property
@@ -72,24 +72,24 @@ class _Generation:
     def slice(self, size: int) -> "Slice":
         """Return the slice with a suffix from `sizes`."""
         chips = size // self._per_chip
-        topology = self.flat.get(chips) or _most_cubic(chips // _CUBE**3)
+        topology = self.topologies.get(chips) or _most_cubic(chips // _CUBE**3)
         return Slice(
             name=f"{self.prefix}-{size}",
             chip=self.chip,
             chips=chips,
-            # v5e and v6e slices of up to 8 chips are one host. All other hosts have 4 chips.
-            chips_per_host=chips if self.flat is _EIGHT_CHIP_HOSTS and chips <= 8 else 4,
+            # v5e and v6e slices of up to 8 chips have a single host.
+            chips_per_host=chips if self.topologies is _EIGHT_CHIP_HOSTS and chips <= 8 else 4,
             topology=topology,
             wraps=self.wraps(topology),
             runtime_image=self.image,
         )
 
     def wraps(self, topology: Topology) -> tuple[bool, ...]:
-        """Return True for each dimension whose ends are linked."""
-        if self.pod_side is not None:
-            return tuple(side == self.pod_side for side in topology)
+        """Return True for dimensions whose ends are linked."""
+        if self.pod_length is not None:
+            return tuple(length == self.pod_length for length in topology)
         # The optical switches link only the ends of whole cubes.
-        return (all(side % _CUBE == 0 for side in topology),) * len(topology)
+        return (all(length % _CUBE == 0 for length in topology),) * len(topology)
 
 
 _V2: dict[int, Topology] = {4: (2, 2), 16: (4, 4), 64: (8, 8), 128: (8, 16), 256: (16, 16)}
@@ -98,14 +98,14 @@ _BASE = "tpu-ubuntu2204-base"
 _GENERATIONS = {
     generation.prefix: generation
     for generation in (
-        _Generation(chip("v2"), "v2", True, _V2, _BASE, pod_side=16),
-        _Generation(chip("v3"), "v3", True, dict(sorted(_V3.items())), _BASE, pod_side=32),
+        _Generation(chip("v2"), "v2", True, _V2, _BASE, pod_length=16),
+        _Generation(chip("v3"), "v3", True, dict(sorted(_V3.items())), _BASE, pod_length=32),
         _Generation(chip("v4"), "v4", True, _BELOW_A_CUBE, _BASE, cubes=_V4_CUBES),
         _Generation(
-            chip("v5e"), "v5litepod", False, _EIGHT_CHIP_HOSTS, "v2-alpha-tpuv5-lite", pod_side=16
+            chip("v5e"), "v5litepod", False, _EIGHT_CHIP_HOSTS, "v2-alpha-tpuv5-lite", pod_length=16
         ),
         _Generation(chip("v5p"), "v5p", True, _BELOW_A_CUBE, "v2-alpha-tpuv5", cubes=_V5P_CUBES),
-        _Generation(chip("v6e"), "v6e", False, _EIGHT_CHIP_HOSTS, "v2-alpha-tpuv6e", pod_side=16),
+        _Generation(chip("v6e"), "v6e", False, _EIGHT_CHIP_HOSTS, "v2-alpha-tpuv6e", pod_length=16),
         _Generation(chip("7x"), "tpu7x", False, _BELOW_A_CUBE, None, cubes=_7X_CUBES),
     )
 }
@@ -121,7 +121,7 @@ class IciAxis:
     length: int
     wraps: bool
     link_bandwidth: float
-    """Bytes per second one way over each link of this axis."""
+    """Unidirectional bytes per second of a link."""
 
 
 @dataclass(frozen=True)
@@ -170,14 +170,14 @@ class Slice:
 
 
 def slices() -> tuple[Slice, ...]:
-    """Return every slice, oldest generation first."""
+    """Return all slices by generation, starting with the oldest."""
     return tuple(
         generation.slice(size) for generation in _GENERATIONS.values() for size in generation.sizes
     )
 
 
 def wraps_of(generation: str, topology: Topology) -> tuple[bool, ...]:
-    """Return True for each dimension of a topology whose ends are linked.
+    """Return True for dimensions of a topology whose ends are linked.
 
     `generation` is a chip's name, such as `v5e`.
     """

@@ -1,9 +1,8 @@
-"""Orders of the chips of a torus: a ring over a box of chips, and a mesh over a whole slice.
+"""Rings over a box of chips of a torus, and the order of a mesh over a slice.
 
-**Rings.** A collective on a ring passes data from each chip to the next and from the last to the
-first. If the chips are ordered by index, every other permute takes two links and shares them with
-others. Nearly always there is a ring in which each permute takes one link, even without wrap-around
-links:
+**Rings.** If the chips of a ring are ordered by index, half of its permutes take two links, which
+they share with other permutes. In most boxes all permutes of a ring can take a single link, even
+without wrap-around links:
 
     2×4, by index         2×4, as a ring        3×3, an open path
     0   2   4   6         0 ─ 7 ─ 6 ─ 5         0 ─ 1 ─ 2
@@ -12,33 +11,33 @@ links:
                                                 │
                                                 6 ─ 7 ─ 8
 
-The sum of a chip's coordinates is even or odd, and every link within the box connects an even chip
-to an odd one. So an odd number of chips forms a ring only if an odd dimension wraps around, and a
-single row only if that row wraps around. All other boxes have a ring.
+Links within the box connect chips whose coordinates have an even sum to chips with an odd sum. So
+an odd number of chips has a ring only if an odd dimension wraps around, and a row only if it wraps
+around. Other boxes have a ring.
 
 **Meshes.** The last mesh axis takes a box of chips, the axis before it a box of such boxes, and so
-on outwards. Each axis runs through its box in ring order. So a permute along the last axis always
-takes one link, and a permute along another axis takes as many links as the boxes inside it are
-long. For `data=4, model=4` on a 4×4 without wrap-around, with chips labelled `(data, model)`:
+on. An axis follows the ring order of its box. A permute along the last axis takes a single link,
+and a permute along an outer axis as many links as the inner boxes are long. For `data=4, model=4`
+on a 4×4 without wrap-around, with chips labelled `(data, model)`:
 
-    00 ─ 01   10 ─ 11        `model` is a ring of one-link permutes in each quarter,
+    00 ─ 01   10 ─ 11        `model` is a ring of one-link permutes in a quarter,
     │    │    │    │         `data` a ring of two-link permutes through the quarters.
     03 ─ 02   13 ─ 12
-                             If both axes were rows of four, both would be open paths.
-    30 ─ 31   20 ─ 21        A bidirectional ring loads each link of an open path
+                             Axes that are rows of four would be open paths. A
+    30 ─ 31   20 ─ 21        bidirectional ring loads the links of an open path
     │    │    │    │         twice, and its closing permute takes three links.
     33 ─ 32   23 ─ 22
 
-**The choice of boxes.** If every chip sends to both neighbours along an axis, the busiest link
-carries about as many messages as the axis's longest permute has links, and twice as many if the
-axis is an open path. Call this the load of the axis. Of all ways to split the torus, take the one
-with the smallest weighted sum of loads. Each axis weighs twice as much as the one before it,
-because rings usually run over the last axes. Break ties by the smaller load of the last axis, then
-of the one before it, and so on; then by the shorter permutes without the closing one, because a
-unidirectional ring is no slower on an open path; then by the shorter rings.
+**The choice of boxes.** If all chips send to both neighbours along an axis, the number of messages
+on the busiest link is about the number of links of the longest permute, and twice that on an open
+path. This is the load of the axis. The split of the torus with the smallest weighted sum of loads
+is used. The weights double from axis to axis, because rings usually run over the last axes. Ties
+are broken by the loads from the last axis outwards; then by the longest permutes without the
+closing permute, because a unidirectional ring is no slower on an open path; then by the lengths of
+the rings.
 
-The two halves of a dimension that wraps around are mirrored (0 1 | 3 2). This brings them together
-at both ends, so halves of two chips are one link apart instead of two.
+The two halves of a dimension that wraps around are mirrored (0 1 | 3 2), so that they meet at both
+ends. Halves of two chips are then a single link apart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,9 +49,9 @@ from math import gcd, prod
 from drumline.deprecated import renamed_keywords
 
 Coordinates = tuple[int, ...]
-"""The position of a chip in the torus: one index for each dimension, from 0 on."""
+"""The coordinates of a chip in the torus, from 0 on."""
 Core = tuple[Coordinates, int]
-"""A chip, and the index of one of its cores; 0 if JAX shows the chip as one device."""
+"""A chip and a core index, which is 0 if JAX shows the chip as a single device."""
 
 
 # Rings
@@ -65,13 +64,13 @@ def links(a: Coordinates, b: Coordinates, topology: Sequence[int], wraps: Sequen
 
 @renamed_keywords(tour="order")
 def closes(order: Sequence[Coordinates], topology: Sequence[int], wraps: Sequence[bool]) -> bool:
-    """Return True if an order of chips is a ring: the closing permute is no longer than the others.
+    """Return True if the closing permute of an order is no longer than the others.
 
-    A bidirectional ring needs this. On an open path, the messages from the last chip to the first
-    use all other links a second time.
+    A bidirectional ring needs this. On an open path, the messages of the closing permute use all
+    other links a second time.
     """
-    longest = max((links(a, b, topology, wraps) for a, b in pairwise(order)), default=0)
-    return links(order[-1], order[0], topology, wraps) <= longest
+    max_links = max((links(a, b, topology, wraps) for a, b in pairwise(order)), default=0)
+    return links(order[-1], order[0], topology, wraps) <= max_links
 
 
 def has_ring(shape: Sequence[int], wraps: Sequence[bool]) -> bool:
@@ -85,13 +84,13 @@ def has_ring(shape: Sequence[int], wraps: Sequence[bool]) -> bool:
 def ring_order(
     sides: Sequence[int], wraps: Sequence[bool], steps: Sequence[float] | None = None
 ) -> tuple[Coordinates, ...]:
-    """Return every chip of a box once, each a neighbour of the previous one; a ring if possible.
+    """Return the chips of a box as a path of neighbours, which is a ring if possible.
 
     Args:
         sides: the lengths of the box's dimensions.
-        wraps: True for each dimension whose ends are linked.
-        steps: the cost of a permute along each dimension, 1 by default. The order returned is the
-            cheapest of the candidates. To order blocks of chips, pass the lengths of the blocks.
+        wraps: True for dimensions whose ends are linked.
+        steps: the costs of a permute along the dimensions, 1 by default. The cheapest candidate is
+            returned. To order blocks of chips, pass the lengths of the blocks.
     """
     box = (tuple(sides), tuple(wraps))
     costs = [_cost(permutes, steps or (1,) * len(sides)) for permutes in _permutes_per_dim(*box)]
@@ -99,7 +98,7 @@ def ring_order(
 
 
 def ring_length(shape: Sequence[int], wraps: Sequence[bool], steps: Sequence[float]) -> float:
-    """Return the cost of the ring order, its closing permute included."""
+    """Return the cost of the ring order with its closing permute."""
     return min(_cost(permutes, steps) for permutes in _permutes_per_dim(tuple(shape), tuple(wraps)))
 
 
@@ -119,19 +118,19 @@ def _cost(permutes: Coordinates, steps: Sequence[float]) -> float:
 
 @cache
 def _permutes_per_dim(shape: Coordinates, wraps: tuple[bool, ...]) -> tuple[Coordinates, ...]:
-    """Count the links of each candidate order along each dimension."""
+    """Count the links of the candidate orders along the dimensions."""
     counts = []
     for order in _candidate_orders(shape, wraps):
         permutes = zip(order, (*order[1:], order[0]), strict=True)
         lengths = [_links_per_dim(a, b, shape, wraps) for a, b in permutes]
-        counts.append(tuple(sum(along) for along in zip(*lengths, strict=True)))
+        counts.append(tuple(map(sum, zip(*lengths, strict=True))))
     return tuple(counts)
 
 
 def _candidate_orders(
     shape: Coordinates, wraps: tuple[bool, ...]
 ) -> tuple[tuple[Coordinates, ...], ...]:
-    """Return an order for each order of the dimensions; only the rings if there are any."""
+    """Return the chip orders for all dimension orders, or only the rings if some are rings."""
     long_dims = [dim for dim, length in enumerate(shape) if length > 1]
     candidates = []
     for dims in permutations(long_dims):
@@ -145,15 +144,15 @@ def _candidate_orders(
 
 
 def _order_of_dims(shape: Sequence[int], wraps: Sequence[bool]) -> list[Coordinates]:
-    """Order a grid whose columns are the first dimension and whose rows snake through the others.
+    """Order a grid with the first dimension as columns and a snake through the others as rows.
 
-    The ring goes out through the rest of each row and returns through the first column:
+    The ring returns through the first column:
 
         0 ─ 1 ─ 2 ─ 3
         │           │
         B   6 ─ 5 ─ 4
         │   │
-        A   7 ─ 8 ─ 9     with an odd number of rows, 9 and A must be linked by wrap-around
+        A   7 ─ 8 ─ 9     if the number of rows is odd, a wrap-around link connects 9 and A
     """
     if len(shape) < 2:
         return list(product(*(range(length) for length in shape)))
@@ -194,7 +193,7 @@ def _snake(shape: Sequence[int]) -> list[Coordinates]:
 
 @dataclass(frozen=True)
 class _Grid:
-    """A grid of equal boxes of chips that the inner mesh axes leave to the outer ones."""
+    """The torus as a grid of equal boxes of chips."""
 
     shape: Coordinates
     """The number of boxes along each dimension."""
@@ -211,13 +210,13 @@ class _Grid:
         )
 
     def is_mirrored(self, dim: int) -> bool:
-        """Return True if the boxes along a dimension are the two halves of a ring."""
+        """Return True if the boxes along a dimension are halves of a ring."""
         return self.wraps[dim] and self.shape[dim] == 2
 
 
 @dataclass(frozen=True)
 class TorusAxis:
-    """A mesh axis on the torus: the boxes of a grid that it runs through."""
+    """A mesh axis on the torus, as a path through the boxes of a grid."""
 
     grid: _Grid
     shape: Coordinates
@@ -225,14 +224,14 @@ class TorusAxis:
 
     @property
     def wraps(self) -> tuple[bool, ...]:
-        """True for each dimension where the last box is a neighbour of the first."""
+        """True for dimensions whose end boxes are neighbours."""
         lengths = zip(self.shape, self.grid.shape, self.grid.wraps, strict=True)
         return tuple(wrap and length == full for length, full, wrap in lengths)
 
     @property
     def links_per_dim(self) -> Coordinates:
-        """The links of a permute along each dimension, the maximum if it depends on the chip."""
-        # Chip n of a mirrored half is 2n + 1 links from its partner, or as many from the end.
+        """The links of a permute along the dimensions, the maximum if it depends on the chip."""
+        # Chip n of a mirrored half is 2n + 1 links from its partner, counted from the nearer end.
         return tuple(
             length - 1 + length % 2 if self.grid.is_mirrored(dim) else length
             for dim, length in enumerate(self.grid.box)
@@ -240,7 +239,7 @@ class TorusAxis:
 
     @property
     def max_links(self) -> int:
-        """The links of the longest permute, without the closing permute of an open path."""
+        """The maximum links of a permute, without the closing permute of an open path."""
         lengths = zip(self.links_per_dim, self.shape, strict=True)
         return max((count for count, length in lengths if length > 1), default=0)
 
@@ -251,20 +250,20 @@ class TorusAxis:
 
     @property
     def is_ring(self) -> bool:
-        """True if the axis is a ring and not an open path."""
+        """True for a ring, False for an open path."""
         return has_ring(self.shape, self.wraps)
 
     @property
     def ring_length(self) -> float:
-        """The links of the whole ring, its closing permute included."""
+        """The links of the ring with its closing permute."""
         return ring_length(self.shape, self.wraps, self.links_per_dim)
 
     def box_order(self) -> tuple[Coordinates, ...]:
-        """Return the boxes in the order of the mesh axis."""
+        """Return the boxes along the mesh axis."""
         return ring_order(self.shape, self.wraps, self.links_per_dim)
 
     def chip_in_box(self, chip: Coordinates, box: Coordinates) -> Coordinates:
-        """Return the chip of a box that corresponds to a chip of the first box."""
+        """Return the chip of a box that corresponds to a chip of box 0."""
         return tuple(
             2 * length - 1 - offset
             if self.grid.is_mirrored(dim) and index
@@ -278,17 +277,17 @@ class TorusAxis:
 def mesh_order(
     topology: Sequence[int], wraps: Sequence[bool], sizes: Sequence[int], cores: int = 1
 ) -> tuple[Core, ...]:
-    """Return the chip and core at each position of a mesh; the last axis changes fastest.
+    """Return the chips and cores of a mesh; the last axis changes fastest.
 
     Args:
         topology: the lengths of the slice's dimensions.
-        wraps: True for each dimension whose ends are linked.
+        wraps: True for dimensions whose ends are linked.
         sizes: the sizes of the mesh axes, outermost first. Their product is the number of devices.
         cores: the number of devices per chip. The cores of a chip are adjacent, on the last axis
             whose size they divide.
 
     Raises:
-        ValueError: the mesh has more or fewer positions than the slice has devices.
+        ValueError: the mesh and the slice differ in their number of devices.
     """
     devices = prod(topology) * cores
     if prod(sizes) != devices or min(sizes, default=1) < 1:
@@ -297,20 +296,20 @@ def mesh_order(
             f"mesh {mesh}: a slice of {chips} chips has {devices} devices, and the sizes of the "
             f"mesh must multiply to that"
         )
-    cores_on_axis, cores_left = [1] * len(sizes), cores
+    cores_on_axis, remaining_cores = [1] * len(sizes), cores
     for axis in reversed(range(len(sizes))):
-        cores_on_axis[axis] = gcd(sizes[axis], cores_left)
-        cores_left //= cores_on_axis[axis]
+        cores_on_axis[axis] = gcd(sizes[axis], remaining_cores)
+        remaining_cores //= cores_on_axis[axis]
     chip_sizes = tuple(size // count for size, count in zip(sizes, cores_on_axis, strict=True))
     axes = split_torus(topology, wraps, chip_sizes)
     orders = [axis.box_order() for axis in axes]
     mesh_cores = []
-    for position in product(*(range(size) for size in sizes)):
+    for mesh_index in product(*(range(size) for size in sizes)):
         chip, core = (0,) * len(topology), 0
         for axis in reversed(range(len(sizes))):
-            box = orders[axis][position[axis] // cores_on_axis[axis]]
+            box = orders[axis][mesh_index[axis] // cores_on_axis[axis]]
             chip = axes[axis].chip_in_box(chip, box)
-        for index, count in zip(position, cores_on_axis, strict=True):
+        for index, count in zip(mesh_index, cores_on_axis, strict=True):
             core = core * count + index % count
         mesh_cores.append((chip, core))
     return tuple(mesh_cores)
@@ -319,7 +318,7 @@ def mesh_order(
 def split_torus(
     topology: Sequence[int], wraps: Sequence[bool], sizes: Sequence[int]
 ) -> tuple[TorusAxis, ...]:
-    """Choose the boxes of each axis of a mesh over all chips. The module explains the choice."""
+    """Choose the boxes of the mesh axes, as the module's docstring explains."""
     return _best_split(_Grid(tuple(topology), (1,) * len(topology), tuple(wraps)), tuple(sizes))
 
 
@@ -332,15 +331,14 @@ def _best_split(chips: _Grid, sizes: tuple[int, ...]) -> tuple[TorusAxis, ...]:
 
     def search(grid: _Grid, loads: list[int], axes: tuple[TorusAxis, ...]) -> None:
         nonlocal best, best_loads, best_lengths
-        # The key is the weighted sum, then the loads from the last axis on. It only grows.
         total = sum(weight * load for weight, load in zip(reversed(weights), loads, strict=False))
         if best_loads and [total, *loads] > best_loads[: len(loads) + 1]:
-            return
+            return  # further axes only increase the total
         if len(axes) == len(sizes):
-            inner_first = axes[::-1]
+            inner_to_outer = axes[::-1]
             lengths = [
-                *(axis.max_links for axis in inner_first),
-                *(axis.ring_length for axis in inner_first),
+                *(axis.max_links for axis in inner_to_outer),
+                *(axis.ring_length for axis in inner_to_outer),
             ]
             if [total, *loads] != best_loads or lengths < best_lengths:
                 best, best_loads, best_lengths = axes, [total, *loads], lengths
@@ -354,7 +352,7 @@ def _best_split(chips: _Grid, sizes: tuple[int, ...]) -> tuple[TorusAxis, ...]:
 
 
 def _box_shapes(grid_shape: Coordinates, volume: int) -> Iterator[Coordinates]:
-    """Yield every box shape of this volume that divides the grid evenly."""
+    """Yield the box shapes of this volume that divide the grid evenly."""
     if not grid_shape:
         if volume == 1:
             yield ()

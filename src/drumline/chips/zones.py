@@ -1,7 +1,7 @@
-"""The zones of each generation, and the regions of zones and buckets.
+"""The zones of the chip generations, and the regions of zones and buckets.
 
-There are two sources. Google's documentation lists the zones open to everyone (`public`). The Cloud
-TPU API lists accelerator types in further zones, which are open to projects with a grant.
+Google's documentation lists the public zones. The Cloud TPU API lists accelerator types in further
+zones, which are for projects with a grant.
 """
 
 import re
@@ -21,9 +21,9 @@ class ZoneOffer:
 
     zone: str
     public: bool
-    """True if the zone is open to everyone, False if it needs a grant."""
+    """True for a public zone, False if it needs a grant."""
     sizes: tuple[int, ...] | None = None
-    """The suffixes of the slices offered; None for all sizes."""
+    """The suffixes of the slices offered, or None for all."""
 
     @property
     def source(self) -> str:
@@ -88,19 +88,19 @@ _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 
 @renamed_keywords(wanted="tpu_slice")
 def zone_offers(tpu_slice: Slice) -> tuple[ZoneOffer, ...]:
-    """Return the zones that offer a slice, those open to everyone first."""
+    """Return the zones that offer a slice, starting with the public zones."""
     size = int(tpu_slice.name.rpartition("-")[2])
     offers = _OFFERS[tpu_slice.generation]
     return tuple(offer for offer in offers if offer.sizes is None or size in offer.sizes)
 
 
 def zones() -> tuple[str, ...]:
-    """Return every zone with TPUs, sorted by name."""
+    """Return all zones with TPUs, sorted by name."""
     return tuple(sorted(_ZONES))
 
 
 def generations_in(zone: str) -> tuple[str, ...]:
-    """Return the generations that a zone offers, oldest first."""
+    """Return the generations that a zone offers, starting with the oldest."""
     return tuple(
         generation
         for generation, offers in _OFFERS.items()
@@ -125,7 +125,7 @@ def region_of(zone: str) -> str:
 
 
 def same_region(zone: str, bucket_location: str) -> bool:
-    """Return True if a zone reads a bucket within one region, which is free.
+    """Return True if a zone and a bucket are in the same region, so that reads are free.
 
     This is False for buckets in a multi-region (`US`, `EU`, `ASIA`) or a dual-region (`NAM4`,
     `US-CENTRAL1+US-EAST1`), even if the zone is inside it.

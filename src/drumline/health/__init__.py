@@ -3,10 +3,9 @@
     from drumline.health import burn_in
     report = burn_in(seconds=30)
 
-Training uses `HardwareFault` and `compare_replicas` too. On a job's hosts this package runs from a
-zip file before the user's program. It may import only the standard library, numpy, JAX,
-`drumline.chips`, `drumline.deprecated`, `drumline.distributed` and `drumline.heartbeat`, and it
-imports JAX only to test chips.
+On a job's hosts this package runs from a zip file before the user's program. It may import only the
+standard library, numpy, JAX, `drumline.chips`, `drumline.deprecated`, `drumline.distributed` and
+`drumline.heartbeat`, and it imports JAX only to test chips.
 """
 
 from collections.abc import Sequence
@@ -29,10 +28,9 @@ _NEW_NAMES = {
 
 
 def burn_in(devices: Sequence[Any] | None = None, seconds: float = 30) -> "HealthReport":
-    """Test this host and these JAX devices, or all devices, for about the given time.
+    """Test this host and these JAX devices, by default all, for about `seconds`.
 
-    On several hosts, every host must call this with the devices of all hosts. Every host then gets
-    the same report.
+    On a slice, every host must call this with the devices of all hosts, and gets the same report.
     """
     from drumline.health.burnin import burn_in
 

@@ -1,9 +1,8 @@
 """`python3 health.pyz --job --seconds N`: the burn-in on a job's host, before its program.
 
-Every host of the slice runs this and joins the others, and all end with the same verdict: exit code
-0 for `pass` and `warn`, 86 for `fail`, after one fault report for each bad chip. The health report
-is written next to the heartbeat. An error that says nothing about the hardware, such as a missing
-package or a failed connection, is a warning and never a fault.
+The hosts of the slice run this together and end with the same verdict. The exit code is 0 for
+`pass` and `warn`, and 86 for `fail`, after a fault report per bad chip. The health report is
+written next to the heartbeat. A missing package or a failed connection is a warning, never a fault.
 """
 
 import argparse
@@ -17,8 +16,8 @@ from drumline.health.fault_report import BURN_IN_FAILED
 from drumline.health.report import FAIL, WARN, HealthReport
 
 HANG_TIMEOUT = 900.0
-"""Seconds beyond the test time after which a burn-in counts as hung. A collective in which another
-host never arrives does not end by itself."""
+"""Seconds beyond the duration after which a burn-in counts as hung, for example in a collective
+that a host never joins."""
 
 
 def main(arguments: list[str] | None = None) -> int:

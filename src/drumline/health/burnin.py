@@ -1,8 +1,8 @@
-"""The burn-in: run the tests, cheapest first, in rounds until the time is used up.
+"""The burn-in: rounds of tests, cheapest first, until the time is used up.
 
-Each round has different inputs, and repetition finds intermittent faults. All hosts of a slice run
-the burn-in together. After each test they exchange their observations, so that all reach the same
-verdict by the same rules. The burn-in stops at the first chip that certainly fails.
+Rounds differ in their inputs, and repetition finds intermittent faults. The hosts of a slice run
+the burn-in together and exchange their observations after every test, so their verdicts are equal.
+The burn-in stops when a chip certainly fails.
 """
 
 import itertools
@@ -54,9 +54,9 @@ def burn_in(devices: Sequence[Any] | None = None, seconds: float = 30) -> Health
     """Test chips and hosts.
 
     Args:
-        devices: JAX devices, by default all. On several hosts, pass the devices of all hosts, and
-            call this on every host.
-        seconds: The time to test. Every test runs at least once, even if this takes longer.
+        devices: JAX devices, by default all. On a slice, call this on every host with the devices
+            of all hosts.
+        seconds: The duration, which is exceeded if a single round takes longer.
     """
     if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
         raise ValueError(f"seconds is {seconds!r}: say how long to test, such as 30")
@@ -98,9 +98,9 @@ def run_burn_in(
         runner: Runs the programs.
         sizes: The sizes of the tests.
         host_outcomes: The outcomes of this host's own checks.
-        expected_devices: The number of devices that each host should have, if it is known.
+        expected_devices: The number of devices per host, or None if unknown.
         elapsed: Returns the seconds since the start.
-        seconds: The time to test.
+        seconds: The duration.
         chip_tests: The tests of a round, in order.
     """
     devices = [describe_device(device) for device in runner.devices]
@@ -114,8 +114,8 @@ def run_burn_in(
         {name: CheckOutcome(**outcome) for name, outcome in outcomes.items()}
         for outcomes, _ in exchanged
     ]
-    # JAX numbers its devices without gaps, so after a host has named the missing chip by its bus,
-    # the ids of its devices would name another chip.
+    # JAX numbers its devices without gaps. If the bus shows the missing chip, the ids of the
+    # devices would show a different chip.
     ids_of_hosts = [
         [] if outcomes.get("chips", CheckOutcome()).verdict == FAIL else ids
         for outcomes, (_, ids) in zip(hosts, exchanged, strict=True)
@@ -137,24 +137,24 @@ def run_burn_in(
             findings += find_faults(observations, kinds)
             for observation in observations:
                 timings.setdefault(observation.test, RunTimings()).add(observation)
-            # Without a named chip, another round may find the bad chip.
+            # While the bad chip is unknown, a further round may find it.
             if any(f.verdict == FAIL and f.device is not None for f in findings):
                 return build_report(devices, hosts, findings, timings, elapsed())
         round_index += 1
-        # All hosts use the clock of host 0, so that they stop after the same round.
+        # The clock of host 0 decides, so that all hosts stop after the same round.
         if (elapsed_seconds := exchange_between_hosts(elapsed())[0]) >= seconds:
             return build_report(devices, hosts, findings, timings, elapsed_seconds)
 
 
 def exchange_between_hosts(value: Any) -> list[Any]:
-    """Return the values of all hosts, by host index. Every host must call this equally often.
+    """Return the values of all hosts, by host index. All hosts must make the same calls.
 
-    The values travel through the key-value store of JAX's coordinator. A collective would use the
-    chips and links under test.
+    This uses the key-value store of JAX's coordinator. A collective would use the chips and links
+    under test.
     """
     if jax.process_count() == 1:
         return [value]
-    # JAX has no public name for the client. Orbax and JAX's own checkpoints use it too.
+    # JAX has no public name for the client.
     from jax._src import distributed
 
     store: Any = distributed.global_state.client
@@ -167,8 +167,7 @@ def exchange_between_hosts(value: Any) -> list[Any]:
 
 
 def _expected_devices(runner: ChipRunner) -> int | None:
-    """Return the number of devices of each host in the job's slice. A CPU device counts as a
-    chip."""
+    """Return the number of devices per host of the job's slice. A CPU device counts as a chip."""
     job_slice = current_slice()
     catalogue_entry = device_kind(runner.devices[0].device_kind)
     if job_slice is None or (catalogue_entry is not None and catalogue_entry.chip.kind != "tpu"):

@@ -1,8 +1,8 @@
 """Inject faults into the computations of emulated chips. Only this module reads `fault.json`.
 
-A physical machine of the emulator is a folder, named by `$DRUMLINE_MACHINE`. If it has a fault, the
-outputs of its devices pass through this module, which sometimes flips a bit. Outside
-the emulator, `inject_compute_fault` and `inject_link_fault` return their input.
+`$DRUMLINE_MACHINE` is the folder of a physical machine of the emulator. If the machine has a fault,
+this module occasionally flips a bit in the outputs of its devices. Outside the emulator,
+`inject_compute_fault` and `inject_link_fault` return their input.
 """
 
 import json
@@ -17,9 +17,9 @@ import numpy as np
 Tree = TypeVar("Tree")
 
 _FIRST_CALLS = 4
-"""The number of calls within which a fault shows for the first time, so that tests are short."""
+"""The maximum number of calls before the initial fault. It keeps tests short."""
 _CALLS_PER_FAULT = 3
-"""The mean number of calls between faults after that."""
+"""The mean number of calls between later faults."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class EmulatedFault:
     mode: str
     """`lies`, `nan` or `bad-link`."""
     chip: int
-    """The index of the faulty device among the host's own."""
+    """The index of the faulty device on its host."""
     from_step: int
     seed: int
     marker_file: str
-    """A file that exists once a program has reached `from_step`."""
+    """A file that exists after a program has reached `from_step`."""
 
     def is_due(self, step: int | None) -> bool:
-        """Return True if the fault shows by now. At the first faulty step, write the marker."""
+        """Return True from `from_step` on. At that step, write the marker."""
         if self.from_step <= 0 or os.path.exists(self.marker_file):
             return True
         if step is None or step < self.from_step:
@@ -47,7 +47,7 @@ class EmulatedFault:
 
 
 class _FaultCache:
-    """The fault in the machine's file when it was last read, and the calls since then."""
+    """The latest fault in the machine's file, and the number of calls with it."""
 
     def __init__(self) -> None:
         self.version: object = None
@@ -64,7 +64,7 @@ class _FaultCache:
         version = (file, status.st_mtime_ns, status.st_ino)
         if version != self.version:
             self.fault, self.calls = _read_fault(file, folder), 0
-            # A file that is incomplete, because it is being written, is read again.
+            # The file may be incomplete. Read it again.
             self.version = None if self.fault is None else version
         return self.fault
 
@@ -84,10 +84,10 @@ def inject_compute_fault(tree: Tree, *, step: int | None = None) -> Tree:
     """Return computed arrays, possibly with an incorrect element.
 
     Args:
-        tree: Arrays that programs have computed. Only shards on the faulty device change, so the
-            replicas of a replicated array then differ.
-        step: The training step. Without it, as in a burn-in, a fault that begins at a later step
-            shows only if an earlier program has reached that step.
+        tree: The outputs of programs. Only shards on the faulty device change, so the replicas of
+            a replicated array then differ.
+        step: The training step. Without it, as in a burn-in, a fault from a later step on needs
+            its marker.
     """
     fault = current_fault()
     if fault is None or fault.mode not in {"lies", "nan"} or not fault.is_due(step):
@@ -96,8 +96,7 @@ def inject_compute_fault(tree: Tree, *, step: int | None = None) -> Tree:
 
 
 def inject_link_fault(tree: Tree) -> Tree:
-    """Return arrays received over links, possibly with an incorrect element on the chip of a bad
-    link."""
+    """Return arrays received over links, possibly with an incorrect element on the faulty chip."""
     fault = current_fault()
     if fault is None or fault.mode != "bad-link" or not fault.is_due(None):
         return tree
@@ -120,9 +119,9 @@ def modify_shard(array: Any, device: Any, modify: Callable[[np.ndarray], None]) 
 
 
 def flip_bit(values: np.ndarray, number: int) -> None:
-    """Flip a bit of an element. The number chooses the bit and the element."""
+    """Flip a bit of an element. The number selects the bit and the element."""
     size = values.dtype.itemsize
-    # Only the lowest bit of a boolean may change, or its value is neither true nor false.
+    # Flip only the lowest bit of a boolean, so that it stays a valid boolean.
     bit, element = divmod(number, values.size)
     bit %= 1 if values.dtype == np.bool_ else 8 * size
     raw = values.reshape(-1).view(np.uint8)
@@ -134,7 +133,7 @@ def _set_nan(values: np.ndarray, number: int) -> None:
 
 
 def _inject(tree: Tree, fault: EmulatedFault, modify: Callable[[np.ndarray, int], None]) -> Tree:
-    """Return the tree, with an element changed if the fault shows in this call."""
+    """Return the tree, with an element changed if the call is due for a fault."""
     import jax
 
     devices = jax.local_devices()
@@ -157,7 +156,7 @@ def _inject(tree: Tree, fault: EmulatedFault, modify: Callable[[np.ndarray, int]
 
 
 def _can_change(leaf: Any, device: Any, mode: str) -> bool:
-    """Return True if a leaf has numbers on the device, and for `nan`, floating-point numbers."""
+    """Return True if a leaf has a shard on the device of a type that the fault can change."""
     import jax
     import jax.numpy as jnp
 
@@ -167,12 +166,12 @@ def _can_change(leaf: Any, device: Any, mode: str) -> bool:
     return any(jnp.issubdtype(leaf.dtype, dtype) for dtype in dtypes)
 
 
-def _hash(seed: int, number: int) -> int:
+def _hash(seed: int, call: int) -> int:
     """Return a pseudorandom number below 2⁶⁴ by splitmix64."""
-    word = (seed * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03 + 1) & (2**64 - 1)
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-    return word ^ (word >> 31)
+    state = (seed * 0x9E3779B97F4A7C15 + call * 0xD1B54A32D192ED03 + 1) & (2**64 - 1)
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return state ^ (state >> 31)
 
 
 def _read_fault(file: str, folder: str) -> EmulatedFault | None:

@@ -1,7 +1,7 @@
-"""Judge the observations of a burn-in: find faults, and the chips that they belong to. Pure.
+"""Find faults in the observations of a burn-in, and the faulty chips. Pure functions.
 
 Only incorrect values fail. A slow chip is a warning, because a busy host or a warm room also slows
-a chip down. If the bad chip is unknown, none is named.
+it down. A finding names a chip only if it is certain.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,26 +16,25 @@ from drumline.health.report import FAIL, WARN
 Value = tuple[int, ...]
 
 SAME, ZERO, HOP, REDUCED = "same", "zero", "hop", "reduced"
-"""The rules: chips agree; the first integer, the mismatching words in memory, is zero; it is zero
-after a hop over a link; it is zero after a collective."""
+"""The rules. `same`: the values of all chips are equal. The others: the number of mismatching
+words, which is `values[0]`, is zero in memory, after a hop over a link, or after a collective."""
 
 NO_KINDS: Mapping[int, str] = MappingProxyType({})
 MAJORITY = 3
 """The chips needed for a majority vote."""
 TPU_SLOWER, OTHER_SLOWER = 1.05, 1.10
-"""The chips of a slice take equal time for a program, since nothing else runs on a TPU. The clock
-of a GPU depends on its temperature and power."""
+"""Limits of a chip's slowdown. A TPU runs only the burn-in; the clock of a GPU depends on its
+temperature and power."""
 CPU_SLOWER = 4.0
-"""Emulated chips share cores with each other and with other programs, so a slow chip must be
-this much slower in every run. With eight chips on two busy cores, a chip was up to 30 times slower
-than the others in a single run, and at most 1.02 times slower in each of six."""
+"""The limit for emulated chips, which every run must exceed, because they share cores with other
+programs. With eight chips on two busy cores, a chip was up to 30 times slower than its peers in a
+single run, but at most 1.02 times slower in the fastest of six."""
 CPU_RUNS = 6
 MIN_SHARE = {"tpu": 0.70, "gpu": 0.55}
-"""The least share of the catalogue's peak, by platform. A GPU lowers its clock to stay within its
-power limit: a sound H200 reaches 72 % of its peak in long matmuls and 83 % of its bandwidth."""
+"""The minimum share of the catalogue's peak, by platform. A GPU lowers its clock at its power
+limit. A healthy H200 reaches 72 % of its peak in long matmuls and 83 % of its bandwidth."""
 UNJUDGED_SHARES = {("gpu", "matmul_int8")}
-"""Tests whose program does not reach the peak of a sound chip: XLA's int8 matmul reaches 44 % on an
-H200."""
+"""Tests that do not reach the peak on a healthy chip. XLA's int8 matmul reaches 44 % on an H200."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +43,19 @@ class Observation:
 
     test: str
     subject: str
-    """The operation and its inputs. Runs of a test and subject should give equal values."""
+    """Operation and inputs. Runs of a test and subject should have equal values."""
     run: int
     rule: str
     values: Mapping[int, Value]
     """The values by device."""
     seconds: Mapping[int, float] = field(default_factory=dict)
     flops: float = 0.0
-    """The operations of each chip within `seconds`."""
+    """The operations per chip within `seconds`."""
     bytes: float = 0.0
     expected: Value | None = None
     """The correct value, if the host knows it."""
     senders: Mapping[int, int] = field(default_factory=dict)
-    """The sender that each chip received from in this hop; empty before the first hop."""
+    """The sender by receiver, empty before the first hop."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values. Mappings become lists of pairs."""
@@ -82,7 +81,7 @@ class Observation:
 
 
 def merge_hosts(observations: Iterable[Observation]) -> list[Observation]:
-    """Merge the observations that several hosts made of their own chips in the same run."""
+    """Merge the observations of a run by different hosts."""
     merged: dict[tuple[str, str, int], Observation] = {}
     for observation in observations:
         key = (observation.test, observation.subject, observation.run)
@@ -101,7 +100,7 @@ def merge_hosts(observations: Iterable[Observation]) -> list[Observation]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault, with its chip if it is known."""
+    """A fault, with its chip if that is certain."""
 
     test: str
     reason: str
@@ -110,7 +109,7 @@ class Finding:
     link: tuple[int, int] | None = None
     """The sender and the receiver, if the received buffer differs from the one sent."""
     suspects: tuple[int, ...] = ()
-    """The chips that may be bad, if the bad chip is unknown."""
+    """The chips that may be bad, if `device` is None."""
 
 
 def find_faults(
@@ -119,9 +118,9 @@ def find_faults(
     """Return all findings. Those of a chip and test are in the order of their runs.
 
     Args:
-        observations: The observations of one round or of several.
-        kinds: The kinds of the chips, by default equal. A program may round differently on another
-            kind, so only chips of the same kind are compared.
+        observations: The observations of one or more rounds.
+        kinds: The kinds of the chips, by default equal. Only chips of the same kind are compared,
+            because a program may round differently on another.
     """
     subjects: dict[tuple[str, str], list[Observation]] = {}
     for observation in observations:
@@ -144,7 +143,7 @@ def find_faults(
 def _split_by_kind(
     runs: Sequence[Observation], kinds: Mapping[int, str]
 ) -> list[list[Observation]]:
-    """Return a list of runs for each kind of chip, with the values of those chips only."""
+    """Return a list of runs per kind of chip, with the values of those chips."""
     present = sorted({kinds.get(device, "") for run in runs for device in run.values})
     return [
         [
@@ -222,7 +221,7 @@ def _find_bad_memory(observations: Sequence[Observation]) -> list[Finding]:
 
 
 def _find_bad_hops(hops: Sequence[Observation]) -> list[Finding]:
-    """Find the hops in which a buffer was damaged. Later hops only pass it on."""
+    """Find the hops that damage a buffer. Later hops only pass it on."""
     findings = []
     previous: Mapping[int, Value] = {}
     for hop in hops:
@@ -236,9 +235,9 @@ def _find_bad_hops(hops: Sequence[Observation]) -> list[Finding]:
                 )
                 findings.append(Finding(hop.test, reason, device))
                 continue
-            sent_mismatches, *sent_sums = previous.get(sender, (0,))
-            if sent_mismatches and sums == sent_sums:
-                continue  # the sender already had these bad words
+            sender_mismatches, *sender_sums = previous.get(sender, (0,))
+            if sender_mismatches and sums == sender_sums:
+                continue  # the sender's buffer was already damaged
             reason = (
                 f"{_name(hop)}: the link {sender} → {device} delivered {_words(mismatches)} "
                 f"not as sent, hop {hop.run}"
@@ -249,8 +248,7 @@ def _find_bad_hops(hops: Sequence[Observation]) -> list[Finding]:
 
 
 def _find_bad_collectives(observations: Sequence[Observation]) -> list[Finding]:
-    """Find collectives with bad results. They pass many chips, so only a single bad chip is
-    named."""
+    """Find collectives with bad results, and the bad chip if only a single result is bad."""
     findings = []
     for observation in observations:
         bad_chips = sorted(device for device, (count, *_) in observation.values.items() if count)
@@ -266,10 +264,10 @@ def _find_bad_collectives(observations: Sequence[Observation]) -> list[Finding]:
 
 
 def find_slow_chips(runs: Sequence[Mapping[int, float]], platform: str) -> dict[int, float]:
-    """Return the chips that are slower than their peers, with the factor.
+    """Return the slowdown of chips that are slower than their peers.
 
     Args:
-        runs: The seconds of each device, for runs that all do the same work.
+        runs: The seconds by device, for runs with equal work.
         platform: `tpu`, `gpu` or `cpu`.
     """
     devices = sorted({device for run in runs for device in run})

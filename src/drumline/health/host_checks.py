@@ -1,7 +1,7 @@
 """Check a host: its chips and their device files, memory, disk, bucket, clock and JAX devices.
 
-The checks use the standard library only, and all but that of the JAX devices run before any chip is
-used. A check without its time source or bucket is `not known`, which is no warning.
+The checks use the standard library only. Only the check of the JAX devices opens the chips. Without
+a time source or bucket, a check is `not known`, which is no warning.
 """
 
 import errno
@@ -26,10 +26,10 @@ PCI_DEVICES = {
     "v2": "0x0027", "v3": "0x0027", "v4": "0x005e", "v5p": "0x0062",
     "v5e": "0x0063", "v6e": "0x006f", "7x": "0x0076",
 }  # fmt: skip
-"""The PCI device id of each generation. All have the vendor id above."""
+"""The PCI device ids of the generations of vendor `GOOGLE`."""
 MIN_MEMORY, MIN_DISK = 1e9, 5e9
 MAX_CLOCK_OFFSET = 1.0
-"""Seconds. The logs of several hosts are ordered by their clocks."""
+"""Seconds. Logs of a slice are merged by the hosts' clocks."""
 SERVER_TIMEOUT = 2.0
 UNKNOWN = CheckOutcome(message="not known")
 
@@ -108,12 +108,12 @@ def available_memory() -> int:
 def check_devices(
     devices: Sequence[Device], ids_of_hosts: Sequence[Sequence[int]], expected: int | None
 ) -> dict[int, CheckOutcome]:
-    """Check the devices of each host: their number, coordinates and torus.
+    """Check the number, coordinates and torus of the devices, by host.
 
     Args:
         devices: The devices of all hosts.
-        ids_of_hosts: For each host, the local ids of its devices.
-        expected: The number of devices of each host. By default, the largest number of any host.
+        ids_of_hosts: The local ids of the devices, by host.
+        expected: The number of devices per host, by default the maximum.
     """
     counts = Counter(device.host for device in devices)
     expected = expected or max(counts.values())
@@ -162,7 +162,7 @@ def _torus_hole(devices: Sequence[Device]) -> str:
 
 
 def _check_chips(job_slice: Slice, env: Mapping[str, str]) -> CheckOutcome:
-    """Check that all chips of such a host are on its PCI bus."""
+    """Check that the PCI bus has all chips of the host."""
     expected = job_slice.chips_per_host
     emulated_dev = env.get("DRUMLINE_DEV")
     if emulated_dev:
@@ -175,7 +175,7 @@ def _check_chips(job_slice: Slice, env: Mapping[str, str]) -> CheckOutcome:
     else:
         count, suffix = _count_pci_devices(PCI_DEVICES[job_slice.generation]), ""
         if not count:
-            return UNKNOWN  # most containers do not show the bus
+            return UNKNOWN  # most containers hide the bus
     if count < expected:
         return CheckOutcome(FAIL, f"{count} of {expected} chips{suffix}")
     return CheckOutcome(message=f"{count} chips")
@@ -188,7 +188,7 @@ def _count_pci_devices(device: str) -> int:
 
 
 def _check_device_files(env: Mapping[str, str]) -> CheckOutcome:
-    """Check that the device file of each chip can be opened."""
+    """Check that the device files of the chips can be opened."""
     dev = env.get("DRUMLINE_DEV", "/dev")
     vfio = [f"{dev}/vfio/{name}" for name in _list_folder(f"{dev}/vfio") if name.isdigit()]
     busy: list[str] = []
@@ -226,7 +226,7 @@ def _check_free(name: str, free: float, minimum: float) -> CheckOutcome:
 def _check_bucket(
     env: Mapping[str, str],
 ) -> tuple[CheckOutcome, tuple[str, float] | None]:
-    """Check that the checkpoint bucket answers. Return also the date that it reports."""
+    """Return the outcome for the checkpoint bucket, and the date of its server."""
     emulated = env.get("DRUMLINE_BUCKETS")
     if emulated:
         if os.access(emulated, os.W_OK):
@@ -242,7 +242,7 @@ def _check_bucket(
         )
     except (OSError, http.client.HTTPException) as error:
         return CheckOutcome(WARN, f"gs://{bucket} does not answer: {error}"), None
-    # The request has no credentials, so a refusal is a sign that the bucket exists.
+    # The request has no credentials, so a bucket that exists answers with a refusal.
     if status == http.client.NOT_FOUND:
         return CheckOutcome(WARN, f"gs://{bucket} does not exist"), date
     return CheckOutcome(), date

@@ -1,7 +1,7 @@
 """The inputs of the tests and their sizes.
 
-The chips generate their inputs from a counter, so the inputs depend on no link, no host memory and
-no random state. numpy generates the same numbers with the same functions.
+The chips generate their inputs from a counter, without links, host memory or random state. numpy
+can generate the same inputs.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ import numpy as np
 from drumline.health.host_checks import available_memory
 
 UInt32s = Any
-"""uint32 values of numpy or JAX. Both have the same operators."""
+"""uint32 values of numpy or JAX."""
 MIB = 2**20
 
 
@@ -31,16 +31,15 @@ class Sizes:
     inner: int
     """The inner dimension of the int8 matmul."""
     memory: int
-    """The bytes to fill on each chip."""
+    """The bytes to fill per chip."""
     block: int
     """The bytes that a program fills."""
     link_buffer: int
-    """The 32-bit words that a chip sends to the next."""
+    """The 32-bit words per hop."""
     numbers: int = 2**16
-    """The number of bf16 values, out of 65,536, to evaluate each function on."""
+    """The number of bf16 values, out of 65,536, for the functions."""
     repeats: int = 2
-    """Runs with the same inputs. With fewer than three chips, only repeats can show the bad
-    chip."""
+    """Runs with the same inputs. With fewer than three chips, only repeats show the bad chip."""
 
 
 def sizes_for(devices: list[Any]) -> Sizes:
@@ -74,11 +73,11 @@ def _testable_memory(device: Any, device_count: int) -> int:
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and stats.get("bytes_limit"):
         free = int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-        # Leave room for the test's own programs and for other users of the device.
+        # Reserve memory for the test's programs and for other users of the device.
         return max(int(0.92 * free) - 512 * MIB, 64 * MIB)
     if device.platform != "cpu":
         return 1024 * MIB
-    # Emulated chips share the memory of a machine that runs other programs too.
+    # Emulated chips share the memory of the machine with other programs.
     return max(min(available_memory() // (8 * device_count), 2 * MIB), MIB)
 
 
@@ -100,7 +99,7 @@ class MatmulInputs:
 
     name: str
     lhs: tuple[int, int]
-    """The lowest exponent, as stored, and the number of exponents from there on."""
+    """The minimum of the exponents, as stored, and their number."""
     rhs: tuple[int, int]
     checkerboard: bool = False
 
@@ -127,7 +126,7 @@ MATMUL_INPUTS = (
     MatmulInputs("uniform", (119, 8), (119, 8)),
     MatmulInputs("large exponents", (167, 16), (167, 16)),
     MatmulInputs("checkerboard bits", (127, 1), (127, 1), checkerboard=True),
-    # The rhs is as large as the lhs is small. Otherwise every result would be zero.
+    # Large rhs exponents offset the lhs. Otherwise every result would be zero.
     MatmulInputs("near zero", (0, 8), (167, 16)),
 )
 

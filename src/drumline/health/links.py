@@ -1,8 +1,8 @@
-"""Test the links: send buffers around every ring of the slice, hop by hop, in both directions.
+"""Test the links: send buffers around the rings of the slice, hop by hop, in both directions.
 
-Each chip makes a buffer from its own index. Every other chip can make the same buffer, so the
-receiver compares it after every hop, and a link that corrupts is named by its two ends. An integer
-all-reduce and an all-gather follow, which use the links as training does.
+A chip generates a buffer from its index. The receiver of a hop generates the same buffer and
+compares, so a link that corrupts data is known by its ends. An integer all-reduce and an all-gather
+follow, which use the links like training.
 """
 
 # mypy: allow-untyped-calls
@@ -36,9 +36,9 @@ class LinkRing:
 
     name: str
     next: tuple[int, ...]
-    """The receiver of each chip."""
+    """The receivers, by sender."""
     hops: int
-    """The number of hops after which every buffer is back at its origin."""
+    """The number of hops after which a buffer is back at its origin."""
 
     def origins(self, hops: int) -> np.ndarray:
         """Return the origins of the buffers on the chips after some hops."""
@@ -51,10 +51,9 @@ class LinkRing:
 
 
 def rings_of(devices: tuple[Any, ...]) -> list[LinkRing]:
-    """Return the rings to test, in both directions.
+    """Return a ring of all devices and, if they report coordinates, of the torus axes.
 
-    They are a ring of all devices and, if the devices report coordinates, a ring for each axis
-    of the torus.
+    Rings with more than two hops are also returned in reverse.
     """
     count = len(devices)
     rings = [LinkRing("all chips", tuple((index + 1) % count for index in range(count)), count)]
@@ -86,8 +85,7 @@ def rings_of(devices: tuple[Any, ...]) -> list[LinkRing]:
 
 
 def run_links_test(runner: ChipRunner, sizes: Sizes, round_index: int) -> Iterator[Observation]:
-    """Send buffers around every ring, then run collectives of all chips. A single chip has no
-    links."""
+    """Send buffers around the rings, then run collectives of all chips."""
     if len(runner.devices) == 1:
         return
     ids = [device.id for device in runner.devices]
@@ -145,7 +143,7 @@ def _buffer_program(mesh: Mesh, size: int) -> ChipProgram:
 
 @cache
 def _hop_program(mesh: Mesh, ring: LinkRing, size: int) -> ChipProgram:
-    del size  # a program for each size, because the first run of a program compiles it
+    del size  # for the cache: the first run of a program compiles it for its size
     hop = partial(jax.lax.ppermute, axis_name=CHIP, perm=list(enumerate(ring.next)))
     return ChipProgram(f"links, {ring.name}", hop, mesh, PER_CHIP)
 
@@ -163,7 +161,7 @@ def _hop_mismatch_program(mesh: Mesh, size: int) -> ChipProgram:
 def _collective_program(mesh: Mesh, gather: bool, size: int) -> ChipProgram:
     def collect(buffer: jax.Array) -> jax.Array:
         if gather:
-            # A part of each buffer: those of hundreds of chips would fill a chip's memory.
+            # The whole buffers of hundreds of chips would fill a chip's memory.
             part = buffer[0, : _gathered_size(size, mesh.size)]
             gathered: jax.Array = jax.lax.all_gather(part, CHIP)[None]
             return gathered

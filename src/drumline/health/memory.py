@@ -1,8 +1,8 @@
 """Test the memory: write six patterns to nearly all free memory and read them back.
 
-Alternating bits find cells that stick or depend on their neighbours. A word's own address as its
-value finds address lines that select the wrong cell, unlike any constant. One block has all
-its bits inverted repeatedly, which runs the memory at full speed.
+Alternating bits find cells that stick or depend on their neighbours. Addresses as values find
+address lines that select an incorrect cell. Repeated inversions of a block run the memory at full
+speed.
 """
 
 import time
@@ -21,7 +21,7 @@ from drumline.health.runner import PER_CHIP, REPLICATED, ChipProgram, ChipRunner
 
 WORD_BYTES = 4
 INVERSIONS = 32
-"""The number of inversions of a block; even, so that the original bits result."""
+"""The number of inversions of a block; even, so that the bits do not change."""
 PATTERNS = {
     "00": (0x00000000, 0),
     "FF": (0xFFFFFFFF, 0),
@@ -34,7 +34,7 @@ PATTERNS = {
 
 
 def run_memory_test(runner: ChipRunner, sizes: Sizes, round_index: int) -> Iterator[Observation]:
-    """Fill all blocks, then read all of them, so that each is read long after it was written."""
+    """Fill all blocks before reading them, so that a block is read long after the write."""
     size = min(sizes.block, sizes.memory) // WORD_BYTES
     fill = _fill_program(runner.host_mesh, size)
     mismatch_program = _mismatch_program(runner.host_mesh, size)
@@ -51,7 +51,7 @@ def run_memory_test(runner: ChipRunner, sizes: Sizes, round_index: int) -> Itera
             except RuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error) or not blocks:
                     raise
-                # Free memory is fragmented. Test the blocks that could be allocated.
+                # Free memory is fragmented. Test the allocated blocks.
                 break
             blocks.append(run.outputs)
             seconds = {device: seconds[device] + run.seconds[device] for device in run.seconds}

@@ -1,11 +1,11 @@
-"""Find the devices that differ from their replicas. Pure functions.
+"""Find devices that differ from their replicas. Pure functions.
 
-The burn-in compares the checksums of a program on all chips. Training compares the checksums of
-replicas over several replays of a step. Both have *runs* with a value for each device, and *groups*
-of devices that should have equal values in every run.
+The burn-in compares the checksums of a program on all chips, and training those of replicas over
+replays of a step. Both have *runs* with a value per device, and *groups* of devices whose values
+should be equal in all runs.
 
-The majority over the runs and replicas of a group decides. A sound device must never be named, so
-without a majority no device is named and the whole group is returned as tied.
+The majority over the runs and replicas of a group decides. Without a majority, no device is named,
+because it may be healthy, and the group is returned as tied.
 """
 
 from collections import Counter
@@ -22,17 +22,17 @@ class ReplicaComparison:
     devices: tuple[int, ...] = ()
     """The devices that deviate from the majority of their group, in ascending order."""
     spread: bool = False
-    """True if whole groups changed between runs. That is a hardware fault, but it has spread to all
-    devices, so none can be named."""
+    """True if groups changed between runs: a hardware fault that has spread to all devices, so its
+    origin is unknown."""
     tied: tuple[tuple[int, ...], ...] = ()
-    """Groups without a majority. They contain a bad device that cannot be named."""
+    """Groups without a majority. They contain an unknown bad device."""
     run_counts: Mapping[int, int] = field(default_factory=dict)
-    """For each deviating device, the number of runs in which it deviated."""
+    """The number of runs in which a device deviated, by device."""
 
     times = renamed_attribute("times", "run_counts")
 
     def __bool__(self) -> bool:
-        """Return True if any values differ, even if no device is named."""
+        """Return True if any values differ."""
         return bool(self.devices or self.spread or self.tied)
 
 
@@ -42,16 +42,16 @@ def compare_replicas(
     """Find the devices whose values deviate.
 
     Args:
-        runs: The values by device, for each run. Values are compared by `==`, so pass numbers
-            that may be NaN as bits. A device that is missing in a run does not count in it.
-        groups: The devices that should agree. By default they are a single group.
+        runs: The values by device, per run. Values are compared by `==`, so pass numbers that may
+            be NaN as bits. A run may lack devices.
+        groups: The groups of devices, by default a single group.
     """
     if groups is None:
         groups = [sorted({device for run in runs for device in run})]
     run_counts: Counter[int] = Counter()
     tied, spread = [], False
-    # Devices without replicas that do not repeat their value. A single such device is at fault.
-    # If there are several, the fault reached them from elsewhere.
+    # Devices without replicas that do not repeat their value. A single one is the faulty device;
+    # if there are more, a fault has spread to them.
     unstable: list[tuple[int, int]] = []
     for group in groups:
         replica_values = [
@@ -77,7 +77,6 @@ def compare_replicas(
         for run in split_runs:
             deviating = [device for device, value in run.items() if value != majority]
             if 2 * len(deviating) > len(run):
-                # If most devices deviate at once, a fault has spread to them.
                 spread = True
             else:
                 run_counts.update(deviating)

@@ -84,8 +84,8 @@ class HealthReport:
     devices: tuple[ChipHealth, ...] = ()
     hosts: tuple[HostHealth, ...] = ()
     faults: tuple[FaultReport, ...] = field(default=())
-    """A report for each bad chip, or for its host or slice if the chip is unknown. Empty unless the
-    verdict is `fail`."""
+    """The reports of the bad chips, or of a host or the slice if the chip is unknown. Empty unless
+    the verdict is `fail`."""
 
     said = renamed_attribute("said", "message")
     accusations = renamed_attribute("accusations", "faults")

@@ -1,4 +1,4 @@
-"""Build the report of a burn-in from its findings and timings: verdicts, rates and faults. Pure."""
+"""Build the report of a burn-in from its findings and timings. Pure functions."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ from drumline.health.report import (
 TESTS = ("matmul_bf16", "matmul_int8", "functions", "memory", "links")
 NOT_RUN = "not run: a bad chip was found before"
 TIMED_TESTS = ("matmul_bf16", "matmul_int8", "memory")
-"""Tests in which the chips do equal, independent work for long enough to compare their speed."""
+"""Tests with enough equal, independent work per chip to compare the speeds."""
 
 
 @dataclass
@@ -36,18 +36,18 @@ class RunTimings:
     """The timings of a test."""
 
     comparable: list[Mapping[int, float]] = field(default_factory=list)
-    """Seconds by device, for the runs with equal work. They determine the speed."""
-    others: list[Mapping[int, float]] = field(default_factory=list)
+    """Seconds by device, for the runs with equal work, which determine the speed."""
+    incomparable: list[Mapping[int, float]] = field(default_factory=list)
     flops: float = 0.0
     bytes: float = 0.0
 
     def add(self, observation: Observation) -> None:
-        """Add the timings of a run."""
+        """Add a run."""
         if observation.flops or observation.bytes:
             self.comparable.append(observation.seconds)
             self.flops, self.bytes = observation.flops, observation.bytes
         elif observation.seconds:
-            self.others.append(observation.seconds)
+            self.incomparable.append(observation.seconds)
 
     def run_seconds(self, device: int) -> list[float]:
         """Return the seconds of the comparable runs on a device."""
@@ -55,7 +55,7 @@ class RunTimings:
 
     def total_seconds(self, device: int) -> float:
         """Return the seconds of all runs on a device."""
-        return sum(run.get(device, 0.0) for run in (*self.comparable, *self.others))
+        return sum(run.get(device, 0.0) for run in (*self.comparable, *self.incomparable))
 
 
 def build_report(
@@ -94,7 +94,7 @@ def _chip_health(
         slowness = _slowness(test, device, peers, test_times, outcome)
         of_test = [finding for finding in findings if finding.test == test]
         of_chip = [finding for finding in of_test if finding.device == device.id]
-        # Once the bad chip is known, its effect on the others in a collective is no finding.
+        # A known bad chip explains bad collectives.
         shared = [] if bad_chip_is_known else [f for f in of_test if device.id in f.suspects]
         if of_chip:
             first = max(of_chip, key=lambda finding: finding.verdict == FAIL)
@@ -109,7 +109,7 @@ def _chip_health(
 
 
 def _measured_outcome(test: str, device: Device, timings: RunTimings) -> CheckOutcome:
-    """Return a passed outcome with the time, rate and share of the peak on a chip."""
+    """Return a passed outcome with time, rate and share of the peak."""
     runs = timings.run_seconds(device.id)
     if not timings.total_seconds(device.id):
         return CheckOutcome(message=NOT_RUN)
@@ -129,7 +129,7 @@ def _measured_outcome(test: str, device: Device, timings: RunTimings) -> CheckOu
         return replace(outcome, tflops=rate, peak=peak, share=rate / peak if peak else None)
     if timings.bytes:
         rate = timings.bytes / median(runs) / 1e9
-        # Without wraparound links, a hop of a ring takes several links, so links have no share.
+        # A hop may take more than one link, so links have no share.
         peak = None
         if catalogue_entry and test == "memory":
             peak = catalogue_entry.chip.hbm_bandwidth * device_share / 1e9
@@ -162,7 +162,7 @@ def _fault_reports(
 ) -> list[FaultReport]:
     """Return the reports of the bad chips and hosts.
 
-    If there are none, return a report for the host or slice of the first finding without a chip.
+    If no chip or host is certain, return a report for the suspects' host, or for the slice.
     """
     host_of = {device.id: device.host for device in devices}
     failed = [finding for finding in findings if finding.verdict == FAIL]
@@ -172,8 +172,12 @@ def _fault_reports(
             by_chip.setdefault(finding.device, []).append(finding)
     reports = []
     for chip, chip_findings in sorted(by_chip.items()):
-        more = len(chip_findings) - 1
-        suffix = f" (and {more} more finding{'s' if more > 1 else ''})" if more else ""
+        extra_count = len(chip_findings) - 1
+        suffix = (
+            f" (and {extra_count} more finding{'s' if extra_count > 1 else ''})"
+            if extra_count
+            else ""
+        )
         reports.append(FaultReport(chip_findings[0].reason + suffix, host_of[chip], chip))
     for host in hosts:
         reasons = [test.message for test in host.tests.values() if test.verdict == FAIL]
@@ -194,8 +198,8 @@ def _message(
 ) -> str:
     counts = f"{_count(len(chips), 'chip')} on {_count(len(hosts), 'host')}"
     if verdict == FAIL:
-        more = len(faults) - 1
-        suffix = f", and {more} more" if more else ""
+        extra_count = len(faults) - 1
+        suffix = f", and {extra_count} more" if extra_count else ""
         return faults[0].sentence.removeprefix("drumline: ") + suffix
     if verdict == PASS:
         return f"{counts}: no faults found"
@@ -207,8 +211,8 @@ def _message(
         for test in tests.values()
         if test.verdict == WARN
     ]
-    more = len(warnings) - 1
-    suffix = f", and {_count(more, 'more warning')}" if more else ""
+    extra_count = len(warnings) - 1
+    suffix = f", and {_count(extra_count, 'more warning')}" if extra_count else ""
     return f"{counts} compute correctly, but {warnings[0]}{suffix}"
 
 

@@ -27,7 +27,7 @@ COLLECTIVE_KINDS = {
     "collective-permute": "collective-permute",
     "collective-broadcast": "collective-broadcast",
 }
-"""The kind of each collective opcode of HLO, as reports print it."""
+"""The printed names of the collective opcodes of HLO."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +38,15 @@ class Collective:
     axes: tuple[str, ...]
     """Names of mesh axes, in mesh order."""
     dtype: str
-    """The dtype in the user's program. Several dtypes are joined with a plus."""
+    """The dtype in the user's program. Multiple dtypes are joined with a plus."""
     sent: int
     """Bytes that a device sends per execution with the ring algorithm."""
     count: int
     """The number of executions per call."""
     at_least: bool = False
-    """True if a loop with an unknown trip count, counted once, contains it."""
+    """True if a loop with an unknown trip count, counted as 1, contains it."""
     conditional: bool = False
-    """True if it is in a branch and may not run."""
+    """True for a collective in a branch, which may not run."""
     source: str = ""
     scope: str = ""
     asynchronous: bool = False
@@ -89,7 +89,7 @@ def find_collectives(
     other_meshes: Sequence[Mapping[str, int]] = (),
     widened: bool = False,
 ) -> list[Collective]:
-    """Return every collective that runs, in schedule order.
+    """Return the collectives that run, in schedule order.
 
     Args:
         module: the compiled program.
@@ -110,7 +110,7 @@ def find_collectives(
             continue
         channel = instruction.attributes.get("channel_id", "")
         if executed.fusion is not None and channel:
-            # A collective in fusions appears again in each fusion that runs during it.
+            # A collective in fusions is repeated in the fusions that run during it.
             if channel in open_channels:
                 continue
             open_channels.add(channel)
@@ -129,13 +129,13 @@ def find_collectives(
 @dataclass(frozen=True)
 class _Meshes:
     target: Mapping[str, int]
-    """The mesh that the report is about."""
+    """The mesh of the report."""
     numbering: Mapping[str, int]
-    """The mesh that the replica groups refer to."""
+    """The mesh of the replica groups."""
     others: tuple[Mapping[str, int], ...] = ()
 
     def axes(self, instruction: Instruction, device_count: int) -> tuple[str, ...]:
-        """Return the axes of a collective in the first mesh in which it uses whole axes."""
+        """Return the axes of a collective, from the first mesh with whole axes for it."""
         size = group_size(instruction, device_count)
         for mesh in (self.numbering, *self.others):
             axes = collective_axes(instruction, mesh, device_count)
@@ -146,7 +146,7 @@ class _Meshes:
         return collective_axes(instruction, self.numbering, device_count)
 
     def target_group_size(self, size: int, axes: tuple[str, ...]) -> int:
-        """Convert a group size in the numbering mesh to the one in the target mesh."""
+        """Convert a group size from the numbering mesh to the target mesh."""
         if any(name not in self.target for name in axes):
             return size
         if size != prod(self.numbering[name] for name in axes):
@@ -160,7 +160,7 @@ def base_opcode(opcode: str) -> str:
 
 
 def group_size(instruction: Instruction, device_count: int) -> int:
-    """Return the size of the largest replica group. For a permute, 2, or 1 if nothing moves."""
+    """Return the maximum size of a replica group. For a permute, 2, or 1 without transfers."""
     if base_opcode(instruction.opcode) == "collective-permute":
         pairs = parse_permute_pairs(instruction.attributes.get("source_target_pairs", ""))
         return 2 if any(source != target for source, target in pairs) else 1
@@ -170,7 +170,7 @@ def group_size(instruction: Instruction, device_count: int) -> int:
 
 
 def _groups_text(instruction: Instruction) -> str:
-    """Return the replica groups with the device order, which is an attribute of its own."""
+    """Return the replica groups with the device order, which is a separate attribute."""
     text = instruction.attributes.get("replica_groups", "{}")
     device_ids = instruction.attributes.get("device_ids")
     return text if device_ids is None else f"{text}, device_ids={device_ids}"
@@ -179,7 +179,7 @@ def _groups_text(instruction: Instruction) -> str:
 def collective_axes(
     instruction: Instruction, mesh: Mapping[str, int], device_count: int
 ) -> tuple[str, ...]:
-    """Return the mesh axes that a collective runs along."""
+    """Return the mesh axes of a collective."""
     pairs = instruction.attributes.get("source_target_pairs")
     if pairs is not None:
         return varying_axes(parse_permute_pairs(pairs), mesh)
@@ -202,7 +202,7 @@ def operand_shapes(instruction: Instruction, computation: Computation) -> list[S
 
 
 def becomes_reduce_scatter(instruction: Instruction, computation: Computation) -> bool:
-    """Return True if each device keeps only a slice of an all-reduce's result."""
+    """Return True if devices keep only a slice of an all-reduce's result."""
     users = computation.users.get(instruction.name, ())
     for _ in range(4):
         if not users:
@@ -273,11 +273,11 @@ def _describe_collective(
 
 
 SEARCH_DEPTH = 4
-"""The largest distance between a collective without a source line and one that provides it."""
+"""The maximum distance to an instruction that provides the source line of a collective."""
 
 
 def _nearest_location(instruction: Instruction, computation: Computation) -> SourceLocation | None:
-    """Return the location of the nearest user, or else of the nearest operand."""
+    """Return the location of the nearest user or operand."""
     for neighbours in (_users, _operands):
         frontier = [instruction]
         for _ in range(SEARCH_DEPTH):
@@ -300,7 +300,7 @@ def _operands(instruction: Instruction, computation: Computation) -> Sequence[In
 def _program_dtypes(
     instruction: Instruction, computation: Computation, shapes: list[Shape], widened: bool
 ) -> list[str]:
-    """Return the HLO dtype that each operand has in the user's program."""
+    """Return the HLO dtypes of the operands in the user's program."""
     narrow = _original_dtype(instruction, computation) if widened else ""
     return [narrow if narrow and shape.dtype == "f32" else shape.dtype for shape in shapes]
 
@@ -324,7 +324,7 @@ def _original_dtype(instruction: Instruction, computation: Computation) -> str:
 
 
 def _converts(value: Instruction) -> bool:
-    """Return True for a conversion and for a fusion with one. XLA names fusions by content."""
+    """Return True for a conversion, alone or in a fusion. XLA names fusions by content."""
     return "convert" in (value.name if value.opcode == "fusion" else value.opcode)
 
 
@@ -356,7 +356,7 @@ def _overlapped_work(start: Instruction, computation: Computation, module: Modul
 
 @dataclass(frozen=True)
 class AsyncPhase:
-    """The start or the end of a collective that the TPU's compiler has put into a fusion."""
+    """The start or end of a collective in a fusion of the TPU compiler."""
 
     name: Literal["start", "done"]
     channel: str
@@ -393,7 +393,7 @@ _NO_WORK = {
 
 
 def is_computation(instruction: Instruction) -> bool:
-    """Return True if an instruction takes device time other than for communication."""
+    """Return True if an instruction computes."""
     if instruction.opcode in _NO_WORK or base_opcode(instruction.opcode) in COLLECTIVE_KINDS:
         return False
     if instruction.opcode.endswith(("-start", "-done", "-update")):

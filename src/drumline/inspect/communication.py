@@ -19,7 +19,7 @@ from drumline.inspect.cost.machines import parse_machine
 from drumline.inspect.formatting import format_bytes, format_count, format_table, parse_bytes
 
 MAX_ROWS = 40
-"""The number of rows that a table prints. A model without a scan over its layers has hundreds."""
+"""The maximum number of rows of a table. A model without a scan over its layers has hundreds."""
 
 HEADINGS = ("KIND", "AXES", "DTYPE", "SENT", "TIMES", "TOTAL", "MEANWHILE", "SOURCE", "SCOPE")
 NO_OVERLAP = "The CPU's compiler overlaps nothing: estimate() says what a slice would hide."
@@ -27,7 +27,7 @@ NO_OVERLAP = "The CPU's compiler overlaps nothing: estimate() says what a slice 
 
 @dataclass(frozen=True)
 class Communication:
-    """The collectives of a program, as a device runs it."""
+    """The collectives of a program on a device."""
 
     name: str
     mesh: MeshAxes
@@ -35,7 +35,7 @@ class Communication:
     compiled_by: str
     collectives: tuple[Collective, ...] = field(repr=False)
     overlap_known: bool = True
-    """True if the program shows what runs during a collective. The CPU's compiler does not."""
+    """True if the program shows the overlap of collectives, unlike that of the CPU's compiler."""
 
     @property
     def sent(self) -> int:
@@ -62,7 +62,7 @@ class Communication:
         return f"{self.name} sends {bound}{format_bytes(self.sent)} a device: {kinds}."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything, for JSON."""
+        """Return the report as JSON values."""
         return {
             "name": self.name,
             "mesh": dict(self.mesh),
@@ -74,7 +74,7 @@ class Communication:
         }
 
     def __str__(self) -> str:
-        """Return the sentence and a table."""
+        """Return the summary and a table."""
         mesh = f"on {format_mesh(self.mesh)}, " if self.mesh else ""
         lines = [self.sentence, f"{mesh}compiled by {self.compiled_by}"]
         if not self.collectives:
@@ -102,8 +102,10 @@ class Communication:
         rows = []
         for key, (count, total) in sorted(totals.items(), key=lambda item: -item[1][1]):
             kind, names, dtype, sent_once, overlap, sign, source, scope = key
-            times, sum_sent = f"{sign}{count:,}", format_bytes(total)
-            rows.append([kind, names, dtype, sent_once, times, sum_sent, overlap, source, scope])
+            count_text, sum_sent = f"{sign}{count:,}", format_bytes(total)
+            rows.append(
+                [kind, names, dtype, sent_once, count_text, sum_sent, overlap, source, scope]
+            )
         lines = format_table(HEADINGS, rows[:MAX_ROWS], alignment="   rrr")
         if len(rows) > MAX_ROWS:
             lines.append(f"and {len(rows) - MAX_ROWS:,} more, which send less: see to_dict()")
@@ -231,7 +233,7 @@ def _check_kinds(kinds: str | Iterable[str]) -> list[str]:
 
 
 def _parse_limits(allow: Allowed) -> dict[str, dict[_AxesKey, int | None]]:
-    """Return the limit in bytes by kind and axes. None as a limit means no limit."""
+    """Return the limits in bytes by kind and axes. None means no limit."""
     if isinstance(allow, str) or not isinstance(allow, Mapping):
         return {kind: {None: None} for kind in _check_kinds(allow)}
     _check_kinds(allow.keys())
@@ -265,7 +267,7 @@ def _parse_limit(subject: str, limit: Limit) -> int | None:
 def _limit_violations(
     report: Communication, limits: dict[str, dict[_AxesKey, int | None]]
 ) -> list[str]:
-    """Return a line for each collective that is not allowed and for each exceeded limit."""
+    """Return a line per violation: a collective that is not allowed, or an exceeded limit."""
     lines = []
     limited: dict[tuple[str, _AxesKey], list[Collective]] = {}
     for collective in report.collectives:

@@ -23,7 +23,7 @@ from drumline.inspect.formatting import format_bytes, format_seconds, format_tab
 
 @dataclass(frozen=True)
 class ProgramVariant:
-    """A program with arguments that are sharded over a mesh in a particular way."""
+    """A program with arguments sharded over a mesh."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -39,10 +39,10 @@ class VariantEstimate:
     variant: str
     on: str
     estimate: Estimate | None
-    """None if the variant cannot run on the slice. `reason` has the cause."""
+    """None if the variant cannot run on the slice, for the cause in `reason`."""
     reason: str = ""
     dollars: float | None = None
-    """The price of a call at the lowest listed price, or None if none is listed."""
+    """The price of a call at the lowest listed price, or None without a listed price."""
 
     layout = renamed_attribute("layout", "variant")
     why = renamed_attribute("why", "reason")
@@ -65,7 +65,7 @@ class VariantEstimate:
 
 @dataclass(frozen=True)
 class VariantComparison:
-    """The estimates of all variants on all slices, the fastest first, those that fail last."""
+    """The estimates of all variants on all slices, by duration, with failures at the end."""
 
     choices: tuple[VariantEstimate, ...]
     tier: str
@@ -77,7 +77,7 @@ class VariantComparison:
 
     @property
     def cheapest(self) -> VariantEstimate | None:
-        """The choice with the lowest price per call, of those that fit."""
+        """The choice that fits with the lowest price per call."""
         priced = [c for c in self.choices if c.dollars is not None and c.fits]
         return min(priced, key=lambda choice: choice.dollars or 0.0, default=None)
 
@@ -86,7 +86,7 @@ class VariantComparison:
         return {"tier": self.tier, "choices": [choice.to_dict() for choice in self.choices]}
 
     def __str__(self) -> str:
-        """Return the table, with a line for each variant that cannot run on a slice."""
+        """Return the table, with lines for variants that cannot run on a slice."""
         rows = [_table_row(choice) for choice in self.choices if choice.estimate is not None]
         headings = ["LAYOUT", "ON", "MESH", "TIME", "MFU", "BOUND", "WAITS", "MEMORY", "", "$/1000"]
         lines = format_table(headings, rows, alignment="   rr rr r")
@@ -127,7 +127,7 @@ def compare(
     tier: str = "spot",
     compiler: Compiler = "auto",
 ) -> VariantComparison:
-    """Estimate every variant of a program on every slice.
+    """Estimate all variants of a program on all slices.
 
     Args:
         fn: the function.
@@ -175,7 +175,7 @@ def _variants_by_name(variants: Iterable[ProgramVariant] | Mapping[str, Any]) ->
 
 
 def _make_variant(name: str, source: Any, device_count: int) -> ProgramVariant:
-    """Return a variant from a variant, from arguments, or from a function that makes either."""
+    """Return a variant from a variant, arguments, or a function that returns these."""
     if callable(source):
         try:
             source = source(device_count)
@@ -213,7 +213,7 @@ def _estimate_variant(
 
 
 def _dollars_per_second(machine: Machine, tier: str) -> float | None:
-    """Return the lowest price of the whole machine, or None if none is listed."""
+    """Return the lowest listed price of the machine, or None."""
     if machine.slice is None:
         return None
     prices = (price(machine.slice, offer.zone, tier) for offer in zone_offers(machine.slice))

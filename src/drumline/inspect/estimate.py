@@ -29,7 +29,7 @@ BOUNDS = ("compute", "memory", "network", "overhead")
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatedCollective:
-    """The collectives of one kind and source line, summed over a call."""
+    """The collectives of a kind and source line, summed over a call."""
 
     kind: str
     axes: tuple[str, ...]
@@ -41,14 +41,14 @@ class EstimatedCollective:
     exposed: float
     """The time for which the device waits for them."""
     bytes: float
-    """The size of their operands on each device."""
+    """The size of their operands per device."""
 
     taken = renamed_attribute("taken", "bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatedOperation:
-    """The computations of one kind and source line, summed over a call."""
+    """The computations of a kind and source line, summed over a call."""
 
     kind: str
     source: str
@@ -72,13 +72,13 @@ class Estimate:
     bounds: Mapping[str, float]
     """Seconds bound by compute, by memory, by the network and by start-up overhead."""
     busy: Mapping[str, float]
-    """Seconds for which the device and each link are busy."""
+    """Busy seconds of the device and the links."""
     flops: float
     """FLOPs of the matmuls on a device, including recomputation."""
     model_flops: float
     """FLOPs without recomputation for the backward pass."""
     mfu: float
-    """Model FLOPs over the peak of the device, with the peak of each dtype."""
+    """Model FLOPs over the peak of the device for their dtypes."""
     memory: Memory
     memory_limit: float
     communication: tuple[EstimatedCollective, ...]
@@ -86,7 +86,7 @@ class Estimate:
     axis_links: Mapping[str, str]
     """The links of each mesh axis, as text."""
     at_least: bool = False
-    """True if a loop has an unknown trip count. It counts as one iteration."""
+    """True if a loop has an unknown trip count, which counts as 1."""
     timeline: Timeline = field(repr=False)
     machine: Machine = field(repr=False)
 
@@ -94,7 +94,7 @@ class Estimate:
 
     @property
     def bound(self) -> str:
-        """The bound of most of the time."""
+        """The bound with the most time."""
         return max(self.bounds, key=lambda name: self.bounds[name])
 
     @property
@@ -113,7 +113,7 @@ class Estimate:
         return self.memory.total <= self.memory_limit
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the timeline, for JSON."""
+        """Return the fields except the timeline as JSON values."""
         return {
             "name": self.name,
             "on": self.on,
@@ -254,7 +254,7 @@ def estimate_program(
 
 
 class _Totals:
-    """Sums over all events of a timeline and their executions."""
+    """Sums over the events of a timeline and their executions."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.bounds = dict.fromkeys(BOUNDS, 0.0)
@@ -288,7 +288,7 @@ class _Totals:
 
     @property
     def model_flops(self) -> float:
-        """FLOPs without those that are marked as recomputed and are in the forward pass as well."""
+        """FLOPs without recomputed operations of the forward pass."""
         recomputed = sum(
             min(flops, self._forward_flops.get(source, 0.0))
             for source, flops in self._recomputed_flops.items()
@@ -301,7 +301,7 @@ class _Totals:
         return self.peak_seconds * self.model_flops / self.flops if self.flops else 0.0
 
     def communication(self) -> tuple[EstimatedCollective, ...]:
-        """Return the collectives, the most exposed first."""
+        """Return the collectives by descending exposed time."""
         collectives = [
             EstimatedCollective(
                 kind=kind,
@@ -319,7 +319,7 @@ class _Totals:
         return tuple(sorted(collectives, key=lambda c: (-c.exposed, -c.seconds)))
 
     def operations(self) -> tuple[EstimatedOperation, ...]:
-        """Return the computations, the longest first."""
+        """Return the computations by descending time."""
         operations = []
         for (kind, axes, source, scope), events in self._groups.items():
             if axes is not None:
@@ -401,7 +401,7 @@ def _communication_line(estimate: Estimate) -> str:
 
 def _collective_line(estimate: Estimate, collective: EstimatedCollective) -> str:
     axes = " and ".join(collective.axes) or "the devices"
-    # Even if hidden, the data must be sent. The step takes at least the time of the busiest link.
+    # A step takes at least the time of the busiest link, even if the communication is hidden.
     link_seconds = max((s for name, s in estimate.busy.items() if name != DEVICE), default=0.0)
     remaining = max(estimate.seconds - collective.exposed, link_seconds)
     saving = (estimate.seconds - remaining) / estimate.seconds

@@ -1,4 +1,4 @@
-"""Lanes, loops and waits of a timeline, as the picture and the trace show them."""
+"""Lanes, loops and waits of a timeline, for the picture and the trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLLECTIVES = frozenset(COLLECTIVE_KINDS.values())
 
 @dataclass(frozen=True)
 class TimelineLane:
-    """One resource, or both directions of a link if they are always busy together."""
+    """A resource, or both directions of a link if they are always busy together."""
 
     name: str
     resources: tuple[str, ...]
@@ -99,7 +99,7 @@ def is_loop(event: TimelineEvent) -> bool:
 
 
 def has_unknown_trip_count(event: TimelineEvent) -> bool:
-    """Return True if the trip count of this loop is unknown, rather than of a nested one."""
+    """Return True if the trip count of this loop is unknown, not that of a nested loop."""
     body = event.body
     if event.kind != "loop" or body is None or not body.unknown_trip_count or event.trip_count > 1:
         return False
@@ -107,7 +107,7 @@ def has_unknown_trip_count(event: TimelineEvent) -> bool:
 
 
 def flatten_calls(timeline: Timeline, offset: float = 0.0) -> Iterator[TimelineEvent]:
-    """Yield the events of a timeline and of the calls in it. A loop stays one event."""
+    """Yield the events of a timeline and of its calls. A loop is a single event."""
     for event in timeline.events:
         if event.body is not None and not is_loop(event):
             yield from flatten_calls(event.body, offset + event.start)
@@ -118,7 +118,7 @@ def flatten_calls(timeline: Timeline, offset: float = 0.0) -> Iterator[TimelineE
 
 
 def nested_loops(timeline: Timeline, executions: int = 1) -> Iterator[tuple[TimelineEvent, int]]:
-    """Yield every loop, nested ones included, with its number of executions."""
+    """Yield the loops and nested loops with their executions."""
     for event in flatten_calls(timeline):
         if is_loop(event) and event.body is not None:
             yield event, executions
@@ -142,15 +142,15 @@ def find_waits(events: Iterable[TimelineEvent], seconds: float) -> list[Wait]:
     events = list(events)
     idle = _gaps(((e.start, e.end) for e in events if e.resource == DEVICE), 0.0, seconds)
     network_waits = _attribute_gaps(idle, [e for e in events if e.kind in COLLECTIVES])
-    rest: list[tuple[float, float]] = []
+    remaining_gaps: list[tuple[float, float]] = []
     index = 0
     for start, end in idle:
-        covered = []
+        network_intervals = []
         while index < len(network_waits) and network_waits[index].start < end:
-            covered.append((network_waits[index].start, network_waits[index].end))
+            network_intervals.append((network_waits[index].start, network_waits[index].end))
             index += 1
-        rest += _gaps(covered, start, end)
-    copy_waits = _attribute_gaps(rest, [e for e in events if e.resource == COPIES])
+        remaining_gaps += _gaps(network_intervals, start, end)
+    copy_waits = _attribute_gaps(remaining_gaps, [e for e in events if e.resource == COPIES])
     return sorted([*network_waits, *copy_waits], key=lambda wait: wait.start)
 
 
@@ -168,7 +168,7 @@ def _gaps(
 
 
 def _attribute_gaps(gaps: list[tuple[float, float]], events: list[TimelineEvent]) -> list[Wait]:
-    """Divide each gap among the events that run in it. Of several, the first to end comes first."""
+    """Divide the gaps among the events that run in them, by their ends."""
     events = sorted(events, key=lambda event: event.start)
     running: list[TimelineEvent] = []
     waits, started_count = [], 0

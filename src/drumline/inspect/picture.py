@@ -1,8 +1,8 @@
-"""Draw a timeline: the whole call, and one iteration of each of the longest loops.
+"""Draw a timeline: a panel for the call, and panels for an iteration of the longest loops.
 
-There is a lane for the device and for each kind of link. Bars have a colour for each kind of
-operation. Red marks the time in which the device waits for the network. A loop is a frame with a
-band for each kind, whose height is its share of the loop's time.
+A panel has lanes for the device and for the kinds of links. Colours distinguish the kinds of
+operations, and red marks waits for the network. A loop is a frame of bands for the kinds of
+operations, with heights in proportion to their time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Colours ----------------------------------------------------------------------------------------
 
 WAIT_COLOUR = "#d62839"
-"""Red, which no kind of operation has, for waits on the network."""
+"""Red, reserved for waits on the network."""
 WAIT_BACKGROUND = "#fdeaec"
 COPY_WAIT_COLOUR = "#6b7785"
 """The colour of waits for copies between memories."""
@@ -57,24 +57,24 @@ _FIXED_COLOURS = {
     "collective-broadcast": "#8f8436",
 }
 _KERNEL_COLOURS = ("#6b4fa1", "#9b82cf", "#453a73", "#b9a5e3", "#7d5fc4", "#5a3d86")
-"""Colours of handwritten kernels, the longest first. The last serves all further ones."""
+"""Colours of handwritten kernels, by duration. The last colour is for all further kernels."""
 
 
 @dataclass(frozen=True)
 class Colours:
-    """The colours of the kinds of operations, equal in all pictures except for kernels."""
+    """The colours of the kinds of operations, which depend on the program only for kernels."""
 
     kernels: tuple[str, ...]
-    """The names of handwritten kernels, the longest first."""
+    """The names of handwritten kernels, by descending duration."""
 
     @staticmethod
     def from_events(events: Iterable[tuple[TimelineEvent, int]]) -> Colours:
-        """Choose colours for the events of a program, given with their executions."""
+        """Choose colours for events and their numbers of executions."""
         seconds: dict[str, float] = {}
         kernels = set()
         for event, executions in events:
             seconds[event.kind] = seconds.get(event.kind, 0.0) + event.seconds * executions
-            # Some instructions of a kernel may have lost their scope. One with it is enough.
+            # A single instruction with the scope identifies a kernel.
             if f"kernel[{event.kind}" in event.location.op_name or event.kind == "custom-call":
                 kernels.add(event.kind)
         return Colours(tuple(sorted(kernels, key=lambda kind: -seconds[kind])))
@@ -112,20 +112,20 @@ LEFT, RIGHT = 170, WIDTH - MARGIN
 """The ends of the time axis."""
 DEVICE_HEIGHT, LINK_HEIGHT, LANE_GAP = 66, 34, 6
 TITLE_HEIGHT, TAB_HEIGHT, AXIS_HEIGHT, PANEL_GAP = 34, 26, 32, 20
-"""The heights of a panel's title, of the labels of its loops and of its axis."""
+"""The heights of a panel's title, loop labels and axis, and the gap between panels."""
 NARROW = 12
-"""A bar of this width has no space for text."""
+"""The maximum width of a bar without space for text."""
 LABEL = 13
 """The size of text in bars."""
 MAX_ENLARGED = 3
-"""The number of loops with a panel of their own."""
+"""The maximum number of loops with a panel."""
 MIN_ENLARGED_SHARE = 0.01
-"""The smallest share of the call for a loop with a panel of its own."""
+"""The minimum share of the call for a loop with a panel."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A timeline to draw, with its title."""
+    """A timeline with a title."""
 
     title: str
     note: str
@@ -147,7 +147,7 @@ class Panel:
 
     @property
     def tab_height(self) -> int:
-        """The height of the labels of its loops."""
+        """The height of the loop labels."""
         return TAB_HEIGHT if any(is_loop(event) for event in self.events) else 0
 
     def height(self, lanes: Sequence[TimelineLane]) -> int:
@@ -162,7 +162,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Bar:
-    """Adjacent events of one kind and source line."""
+    """Adjacent events of the same kind and source line."""
 
     start: float
     end: float
@@ -177,7 +177,7 @@ def lane_height(lane: TimelineLane) -> int:
 
 
 def join_bars(events: Sequence[TimelineEvent], colours: Colours, narrow: float) -> Iterator[Bar]:
-    """Yield bars. Parts of one handwritten kernel are joined, and so are narrow bars."""
+    """Yield bars. Adjacent bars of a handwritten kernel are joined, as are narrow bars."""
     last: Bar | None = None
     for event in sorted(events, key=lambda event: event.start):
         bar = Bar(
@@ -202,7 +202,7 @@ def _can_join(last: Bar, bar: Bar, narrow: float, is_kernel: bool) -> bool:
 
 
 def join_waits(waits: Sequence[Wait]) -> Iterator[Wait]:
-    """Join waits for one collective after another."""
+    """Join adjacent waits."""
     last: Wait | None = None
     for wait in waits:
         if last is not None and last.end == wait.start and last.on_network == wait.on_network:
@@ -216,7 +216,7 @@ def join_waits(waits: Sequence[Wait]) -> Iterator[Wait]:
 
 
 def longest_loops(timeline: Timeline) -> dict[tuple[int, int], tuple[TimelineEvent, int]]:
-    """Return the loops to enlarge with their executions, in the order in which they run."""
+    """Return the loops to enlarge and their executions, in execution order."""
     loops: dict[tuple[int, int], tuple[TimelineEvent, int]] = {}
     for event, executions in nested_loops(timeline):
         if event.body is not None and event.body.events:
@@ -268,7 +268,7 @@ def draw(estimate: Estimate, path: Path) -> None:
 
 
 class Picture:
-    """The picture of one estimate."""
+    """The picture of an estimate."""
 
     def __init__(self, estimate: Estimate) -> None:
         """Choose lanes, colours and the loops to enlarge."""
@@ -280,7 +280,7 @@ class Picture:
         self.legend = list(_legend_rows(self._legend_entries()))
 
     def draw(self) -> Canvas:
-        """Draw everything on a canvas of the required height."""
+        """Draw the picture on a new canvas."""
         panels = list(self._panels())
         y0 = 92 + 28 * len(self.legend) + 10
         height = y0 + sum(panel.height(self.lanes) + PANEL_GAP for panel in panels) + 30
@@ -368,7 +368,7 @@ class Picture:
 
 
 class _PanelDrawing:
-    """Draws one panel on a canvas."""
+    """Draws a panel on a canvas."""
 
     def __init__(self, canvas: Canvas, panel: Panel, picture: Picture, y0: int) -> None:
         self.canvas = canvas
@@ -436,7 +436,7 @@ class _PanelDrawing:
         )
         waits = self.waits if lane is self.rows[0][0] else ()
         items: list[Bar | Wait] = [*bars, *waits]
-        # Wide items come last, so that narrow neighbours do not cover them.
+        # Draw wide items last, so that narrow neighbours do not cover them.
         for item in sorted(items, key=lambda item: item.end - item.start):
             if isinstance(item, Bar):
                 self._draw_bar(item, y0, y1)
@@ -561,7 +561,7 @@ def _truncate(text: str, size: int, used_width: float = 0.0) -> str:
 
 
 def _pass_name(event: TimelineEvent) -> str:
-    """Return the pass that a loop belongs to, as far as JAX's name for it shows."""
+    """Return the pass of a loop, if JAX's name for it shows it."""
     if "transpose(" in event.location.op_name:
         return "backward "
     return "forward " if "jvp(" in event.location.op_name else ""

@@ -49,7 +49,7 @@ class TraceSlice:
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """The time that a timeline occupies in the trace."""
+    """The interval of a timeline in the trace."""
 
     start: float
     end: float
@@ -69,7 +69,7 @@ def write_trace(estimate: Estimate, path: Path) -> None:
         raise UserError(f"{path}: there is no folder {path.parent}; make it first")
     text = json.dumps(build_trace(estimate), ensure_ascii=False, separators=(",", ":")).encode()
     try:
-        # Without the time of writing, equal estimates give equal files.
+        # Without a timestamp, equal estimates give equal files.
         path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
@@ -108,7 +108,7 @@ def build_trace(estimate: Estimate) -> dict[str, Any]:
 
 
 def _tracks(timeline: Timeline) -> Iterator[tuple[str, str]]:
-    """Yield every resource with its name, in the order of the lanes."""
+    """Yield the resources with their names, in the order of the lanes."""
     for lane in find_lanes(timeline):
         for resource in lane.resources:
             direction = resource.rpartition(" ")[2]
@@ -181,21 +181,21 @@ def _loop_slices(event: TimelineEvent, window: TimeWindow) -> Iterator[TraceSlic
     yield TraceSlice(DEVICE, name, "loop", loop_window.nanoseconds(0.0), loop_end, arguments)
     yield TraceSlice(DEVICE, "turn 1", "turn", first_start, first_end)
     yield from _slices(body, first_window)
-    others = event.trip_count - 1
-    if others < 1:
+    later_turns = event.trip_count - 1
+    if later_turns < 1:
         return
-    name = f"turns 2–{event.trip_count}" if others > 1 else "turn 2"
+    name = f"turns 2–{event.trip_count}" if later_turns > 1 else "turn 2"
     for resource, seconds in _busy_seconds(body).items():
         arguments = {
-            "turns": others,
+            "turns": later_turns,
             "turn_us": body.seconds * 1e6,
-            "busy_us": seconds * others * 1e6,
+            "busy_us": seconds * later_turns * 1e6,
         }
         yield TraceSlice(resource, name, "turns", first_end, loop_end, arguments)
 
 
 def _busy_seconds(timeline: Timeline) -> dict[str, float]:
-    """Return the busy time of each resource, including an idle device."""
+    """Return the busy time by resource, including an idle device."""
     busy = {DEVICE: 0.0}
     for event, executions in timeline.leaf_events():
         for resource in event.resource.split("+"):
@@ -204,7 +204,7 @@ def _busy_seconds(timeline: Timeline) -> dict[str, float]:
 
 
 def _split_into_rows(slices: Iterable[TraceSlice]) -> list[list[TraceSlice]]:
-    """Divide slices into rows, because slices of one track must be nested or disjoint.
+    """Divide slices into rows, because slices of a track must be nested or disjoint.
 
     A collective that continues when a loop starts would overlap the loop in part.
     """
@@ -243,7 +243,7 @@ def _metadata(name: str, thread: int, value: str | int) -> dict[str, Any]:
 
 
 def _exposed_counter(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return a counter track with the exposed communication up to each time."""
+    """Return a counter track with the accumulated exposed communication."""
     steps = [(0.0, 0.0), *_exposed_steps(timeline, 0.0)]
     if len(steps) == 1:
         return []
@@ -265,7 +265,7 @@ def _exposed_counter(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _exposed_steps(timeline: Timeline, offset: float) -> Iterator[tuple[float, float]]:
-    """Yield the end and duration of each wait. The later iterations of a loop are one wait."""
+    """Yield the ends and durations of the waits. Later iterations of a loop are a single wait."""
     events = list(flatten_calls(timeline))
     items: list[TimelineEvent | Wait] = [event for event in events if is_loop(event)]
     items += [wait for wait in find_waits(events, timeline.seconds) if wait.on_network]

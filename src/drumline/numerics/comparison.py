@@ -1,4 +1,4 @@
-"""Compare several implementations of a computation with a more precise reference."""
+"""Compare implementations of a computation with a more precise reference."""
 
 # NumPy annotates many results as Any.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
@@ -70,7 +70,7 @@ class ErrorComparison:
     __str__ = table
 
     def plot(self, path: str | Path) -> None:
-        """Plot the largest errors in ulps into an SVG file."""
+        """Plot the maximum errors in ulps into an SVG file."""
         from drumline.numerics.plots import Chart, write_svg
 
         outputs = list(dict.fromkeys(row.output for row in self.rows))
@@ -90,7 +90,7 @@ def compare(
     *inputs: Any,
     reference: Callable[..., Any] | None = None,
 ) -> ErrorComparison:
-    """Run each function on the same inputs and measure its errors against a reference.
+    """Run functions on the same inputs and measure their errors against a reference.
 
     Args:
         fns: The functions by name. A plain function gets NumPy arrays. `UnderJax` and `UnderTorch`
@@ -147,17 +147,17 @@ def _run_in_float64(function: Callable[..., Any], inputs: tuple[NDArray, ...]) -
 def _as_float64(x: NDArray) -> NDArray:
     if np.iscomplexobj(x):
         return x.astype(np.complex128)
-    # bfloat16 and float8 have a kind that NumPy does not know.
+    # NumPy does not know the kind of bfloat16 and float8.
     return x if x.dtype.kind in "biuOUS" else x.astype(np.float64)
 
 
 def _named_outputs(value: Any, path: str = "") -> Iterator[tuple[str, NDArray]]:
     """Yield the arrays in a result with their paths."""
     if isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from _named_outputs(part, f"{path}.{name}" if path else str(name))
+        for name, item in value.items():
+            yield from _named_outputs(item, f"{path}.{name}" if path else str(name))
     elif isinstance(value, tuple | list):
-        for index, part in enumerate(value):
-            yield from _named_outputs(part, f"{path}[{index}]")
+        for index, item in enumerate(value):
+            yield from _named_outputs(item, f"{path}[{index}]")
     else:
         yield path or "result", np.asarray(value)

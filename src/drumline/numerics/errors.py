@@ -1,9 +1,8 @@
 """Errors of computed numbers against a reference.
 
-The reference is in float64, or in mpmath's numbers if float64 is not enough: if the result itself
-is float64, or if cancellation loses too many digits. One *ulp* (unit in the last place) is the
-distance between neighbours of the result's type around the reference. No computation can promise
-less than half an ulp, and ulps make types comparable.
+The reference is in float64, or in mpmath's numbers if the result is float64 or cancellation loses
+too many digits. An *ulp* (unit in the last place) is the distance between neighbours of the
+result's type around the reference. A correctly rounded result is within half an ulp.
 """
 
 # NumPy annotates many results as Any.
@@ -25,7 +24,7 @@ from drumline.errors import UserError
 NDArray = np.ndarray[Any, np.dtype[Any]]
 
 LARGE = 2**1000
-"""Differences of larger float64 numbers are computed at a fourth of their size."""
+"""Differences of larger float64 numbers are computed at a quarter of their size."""
 TF32_MANTISSA_BITS = 10
 """The stored bits of the mantissa, as in float16."""
 
@@ -39,16 +38,16 @@ class ErrorStatistics:
 
     Attributes:
         count: The number of elements.
-        max_abs: The largest absolute error; infinite if an element is misplaced.
+        max_abs: The maximum absolute error; infinite if an element is misplaced.
         rms_abs: The root mean square of the absolute errors.
-        max_ulp: The largest error in ulps.
+        max_ulp: The maximum error in ulps.
         rms_ulp: The root mean square of the errors in ulps.
-        max_relative: The largest absolute error divided by the root mean square of the reference.
-        differ: The share of elements that are not the number nearest to the reference.
+        max_relative: The maximum absolute error divided by the root mean square of the reference.
+        differ: The share of elements that differ from the correctly rounded reference.
         misplaced: The number of misplaced elements.
-        worst: The position of the largest error in ulps, or None if there are no elements.
-        actual: The result at that position.
-        expected: The reference at that position.
+        worst: The index of the maximum error in ulps, or None for an empty array.
+        actual: The result at this index.
+        expected: The reference at this index.
     """
 
     count: int
@@ -99,23 +98,23 @@ def error_statistics(actual: Any, expected: Any) -> ErrorStatistics:
             f"the reference is {expected.dtype} and the result {actual.dtype}, which is real"
         )
     measure = _mpmath_errors if expected.dtype == object else _float64_errors
-    rounded, distance, ulps, scale = measure(actual, expected)
+    rounded, abs_error, ulps, scale = measure(actual, expected)
     finite = np.isfinite(actual.astype(np.float64)) & np.isfinite(rounded)
-    equal = _equal_or_nan(actual, rounded) if _is_float(actual.dtype) else distance == 0
+    equal = _equal_or_nan(actual, rounded) if _is_float(actual.dtype) else abs_error == 0
     misplaced = ~finite & ~equal
-    distance = np.where(finite, distance, np.where(misplaced, math.inf, 0.0))
+    abs_error = np.where(finite, abs_error, np.where(misplaced, math.inf, 0.0))
     ulps = np.where(finite, ulps, np.where(misplaced, math.inf, 0.0))
     if not actual.size:
         return ErrorStatistics(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, None, math.nan, math.nan)
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(ulps)), actual.shape))
-    largest = float(distance.max())
+    max_abs_error = float(abs_error.max())
     return ErrorStatistics(
         count=actual.size,
-        max_abs=largest,
-        rms_abs=_rms(distance),
+        max_abs=max_abs_error,
+        rms_abs=_rms(abs_error),
         max_ulp=float(ulps.max()),
         rms_ulp=_rms(ulps),
-        max_relative=largest / scale if scale else (math.inf if largest else 0.0),
+        max_relative=max_abs_error / scale if scale else (math.inf if max_abs_error else 0.0),
         differ=float(np.mean(~equal)),
         misplaced=int(misplaced.sum()),
         worst=worst,
@@ -127,8 +126,7 @@ def error_statistics(actual: Any, expected: Any) -> ErrorStatistics:
 def ulp_size(x: Any, dtype: Any) -> NDArray:
     """Return the ulp of a type at these float64 values, as float64.
 
-    Beyond the type's largest number, return the ulp of that number. For float64 the result may be
-    subnormal.
+    Beyond the type's range, this is the ulp of its maximum. For float64 it may be subnormal.
     """
     return np.ldexp(1.0, _ulp_exponent(np.abs(np.asarray(x, np.float64)), np.dtype(dtype)))
 
@@ -188,21 +186,21 @@ def _float64_errors(actual: NDArray, expected: NDArray) -> tuple[NDArray, NDArra
     actual64 = actual.astype(np.float64)
     exponent = _ulp_exponent(np.abs(expected), actual.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        # The difference between the largest and the smallest float64 overflows; a fourth does not.
+        # The difference of the extreme float64 values overflows; a quarter does not.
         quarter = np.abs(actual64 / 4 - expected / 4)
         difference = np.abs(actual64 - expected)
         is_large = (np.abs(actual64) > LARGE) | (np.abs(expected) > LARGE)
         ulps = np.where(is_large, np.ldexp(quarter, 2 - exponent), np.ldexp(difference, -exponent))
-        distance = np.where(is_large, quarter * 4, difference)
+        abs_error = np.where(is_large, quarter * 4, difference)
     scale = _rms(np.abs(expected[np.isfinite(expected)]))
-    return round_to(expected, actual.dtype), distance, ulps, scale
+    return round_to(expected, actual.dtype), abs_error, ulps, scale
 
 
 def _integer_errors(actual: NDArray, expected: NDArray) -> tuple[NDArray, NDArray, NDArray, float]:
     """Return the errors of integers and booleans. An ulp is 1."""
     expected64 = expected.astype(np.float64)
     if expected.dtype.kind in "biu":
-        # In Python's integers, because float64 cannot represent all of them.
+        # Python's integers, because float64 cannot represent all of these.
         difference = np.abs(actual.astype(object) - expected.astype(object)).astype(np.float64)
     else:
         with np.errstate(invalid="ignore"):
@@ -218,16 +216,16 @@ def _mpmath_errors(actual: NDArray, expected: NDArray) -> tuple[NDArray, NDArray
     dtype = actual.dtype
     if not _is_float(dtype):
         raise UserError(f"mpmath's numbers are a reference for floats, and the result is {dtype}")
-    rounded, distance, ulps = (np.empty(actual.shape, np.float64) for _ in range(3))
+    rounded, abs_error, ulps = (np.empty(actual.shape, np.float64) for _ in range(3))
     info = ml_dtypes.finfo(dtype)
     min_exponent, mantissa_bits = int(info.minexp) - int(info.nmant), int(info.nmant)
-    with mpmath.workprec(4000):  # more bits than the whole range of float64
+    with mpmath.workprec(4000):  # more bits than the range of float64
         max_finite = mpmath.mpf(float(info.max))
-        for position in np.ndindex(actual.shape):
-            exact, computed = mpmath.mpf(expected[position]), float(actual[position])
+        for index in np.ndindex(actual.shape):
+            exact, computed = mpmath.mpf(expected[index]), float(actual[index])
             if not mpmath.isfinite(exact):
-                rounded[position] = float(exact)
-                distance[position], ulps[position] = 0.0, 0.0
+                rounded[index] = float(exact)
+                abs_error[index], ulps[index] = 0.0, 0.0
                 continue
             magnitude = mpmath.mag(exact) - 1 if exact else min_exponent
             exponent = min(
@@ -236,17 +234,17 @@ def _mpmath_errors(actual: NDArray, expected: NDArray) -> tuple[NDArray, NDArray
             )
             nearest = mpmath.ldexp(mpmath.nint(mpmath.ldexp(exact, -exponent)), exponent)
             infinity = math.copysign(math.inf, 1 if exact > 0 else -1)
-            rounded[position] = infinity if abs(nearest) > max_finite else float(nearest)
+            rounded[index] = infinity if abs(nearest) > max_finite else float(nearest)
             if math.isfinite(computed):
                 error = abs(mpmath.mpf(computed) - exact)
-                distance[position] = float(error)
-                ulps[position] = float(mpmath.ldexp(error, -exponent))
+                abs_error[index] = float(error)
+                ulps[index] = float(mpmath.ldexp(error, -exponent))
             else:
-                distance[position] = ulps[position] = math.inf
+                abs_error[index] = ulps[index] = math.inf
         magnitudes = [abs(value) for value in expected.flat if mpmath.isfinite(value)]
         squares = mpmath.fsum(value * value for value in magnitudes)
         scale = float(mpmath.sqrt(squares / len(magnitudes))) if magnitudes else 0.0
-    return rounded, distance, ulps, scale
+    return rounded, abs_error, ulps, scale
 
 
 def _ulp_exponent(magnitude: NDArray, dtype: np.dtype[Any]) -> Any:
@@ -282,7 +280,7 @@ def _rms(x: NDArray) -> float:
     """Return the root mean square of non-negative numbers, without overflow or underflow."""
     if not x.size:
         return 0.0
-    largest = float(x.max())
-    if largest == 0 or not math.isfinite(largest):
-        return largest
-    return largest * math.sqrt(float(np.mean(np.square(x / largest))))
+    maximum = float(x.max())
+    if maximum == 0 or not math.isfinite(maximum):
+        return maximum
+    return maximum * math.sqrt(float(np.mean(np.square(x / maximum))))

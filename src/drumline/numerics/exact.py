@@ -37,17 +37,17 @@ def softmax(x: Any, bits: int = 200) -> NDArray:
     logits = _as_mpf(x)
     result = np.empty(logits.shape, object)
     with mpmath.workprec(bits):
-        for position in np.ndindex(logits.shape[:-1]):
-            weights = [mpmath.exp(logit) for logit in logits[position]]
+        for index in np.ndindex(logits.shape[:-1]):
+            weights = [mpmath.exp(logit) for logit in logits[index]]
             normalizer = mpmath.fsum(weights)
             for i, weight in enumerate(weights):
-                result[(*position, i)] = weight / normalizer
+                result[(*index, i)] = weight / normalizer
     return result
 
 
 def _as_mpf(x: Any) -> NDArray:
     array = np.asarray(x)
     result = np.empty(array.shape, object)
-    for position in np.ndindex(array.shape):
-        result[position] = mpmath.mpf(float(array[position]))
+    for index in np.ndindex(array.shape):
+        result[index] = mpmath.mpf(float(array[index]))
     return result

@@ -28,11 +28,11 @@ from drumline.deprecated import renamed_attribute
 from drumline.errors import UserError
 
 MAX_PENDING = 64
-"""The largest number of unread results. A host further ahead waits for the oldest result."""
+"""The maximum number of unread results. A host further ahead waits for the oldest."""
 
 _KINDS = ("nan", "inf", "-inf")
 _NONE = np.uint32(2**32 - 1)
-"""The value if all elements are finite. No position is as large."""
+"""The value if all elements are finite, which exceeds all positions."""
 _MAX_POSITIONS = 2**30
 """The positions that fit into 32 bits with two bits for the kind, without reaching `_NONE`."""
 
@@ -60,7 +60,7 @@ class NonFiniteElement:
     leaf: str
     """The path of the leaf, such as `params.blocks.query`."""
     position: tuple[int, ...]
-    """The position in the leaf. The first one in row-major order is returned."""
+    """The index in the leaf, first in row-major order."""
     kind: str
     """`nan`, `inf` or `-inf`."""
     count: int | None
@@ -84,7 +84,7 @@ class FirstNotFinite:
     """The index of the leaf, the count, and the parts of the position; the last part includes the
     kind."""
     leaves: tuple[tuple[str, tuple[int, ...]], ...] = field(metadata={"static": True})
-    """The path and the shape of each floating-point leaf."""
+    """The paths and shapes of the floating-point leaves."""
 
     found = renamed_attribute("found", "encoded")
     place = renamed_attribute("place", "read")
@@ -234,7 +234,7 @@ def _min_where(mask: Bool[Array, "*dims"], values: UInt32[Array, "*dims"]) -> UI
 
 
 def _index_within(shape: tuple[int, ...], axes: tuple[int, int]) -> UInt32[Array, "*dims"]:
-    """Return the row-major index of each element within a group of axes."""
+    """Return the row-major indices of the elements within a group of axes."""
     index, stride = jnp.zeros(shape, jnp.uint32), 1
     for axis in reversed(range(*axes)):
         index = index + lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride)
@@ -258,7 +258,7 @@ def _axis_groups(shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 @lru_cache
 def _leaf_paths(structure: Any) -> tuple[str, ...]:
-    """Return the path of each leaf. Cached, because every step has the same structure."""
+    """Return the paths of the leaves. Cached, because every step has the same structure."""
     indices = jax.tree_util.tree_unflatten(structure, range(structure.num_leaves))
     paths, _ = jax.tree_util.tree_flatten_with_path(indices)
     return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths)

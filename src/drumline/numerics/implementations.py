@@ -165,9 +165,9 @@ def to_tensor(x: NDArray) -> Any:
 def to_numpy(value: Any) -> Any:
     """Return the tensors in a structure of dicts, tuples and lists as NumPy arrays."""
     if isinstance(value, dict):
-        return {name: to_numpy(part) for name, part in value.items()}
+        return {name: to_numpy(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(to_numpy(part) for part in value)
+        return tuple(to_numpy(item) for item in value)
     if not hasattr(value, "detach"):
         return np.asarray(value)
     tensor = value.detach().cpu()

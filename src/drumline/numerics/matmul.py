@@ -127,7 +127,7 @@ class MatmulSurvey:
         return sentences
 
     def chart(self, shape: str = THIN) -> Chart:
-        """Return a chart of the largest errors over d."""
+        """Return a chart of the maximum errors over d."""
         shapes = f"[d,{self.inner}] × [{self.inner},d]" if shape == THIN else "[d,d] × [d,d]"
         curves = {
             name: [

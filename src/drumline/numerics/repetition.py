@@ -1,9 +1,9 @@
 """Check that a function gives the same bits in every run and on every device.
 
-Each local device runs the same compiled function on the same inputs several times. The result of a
-device is its most frequent one. The expected result is that of most devices, among those that
-repeat. Differences are reported by leaf, position and ulps. Bits are compared, so a NaN equals the
-same NaN, and 0.0 differs from -0.0.
+The local devices run a compiled function repeatedly on the same inputs. A device's most frequent
+result is compared with the most frequent result of the devices that repeat. Differences are
+reported by leaf, index and ulps. Bits are compared, so a NaN equals the same NaN, and 0.0 differs
+from -0.0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Run = Callable[[Callable[..., Any], tuple[Any, ...], jax.Device], Any]
 
 @dataclass(frozen=True)
 class LeafDifference:
-    """The difference between two results in a leaf of the outputs."""
+    """The difference between two results in a leaf."""
 
     leaf: str
     """The path of the leaf; empty if the function returns a single array."""
@@ -34,10 +34,10 @@ class LeafDifference:
     """The number of elements with different bits."""
     size: int
     first: tuple[int, ...]
-    """The position of the first such element in row-major order."""
+    """The index of the first such element in row-major order."""
     ulps: int | None
-    """The largest difference in ulps, where an ulp of integers is 1. None if all differences
-    involve NaN."""
+    """The maximum difference in ulps, which are 1 for integers. None if all differences involve
+    NaN."""
 
     def __str__(self) -> str:
         """Return the difference as a noun phrase."""
@@ -52,7 +52,7 @@ class LeafDifference:
 
 @dataclass(frozen=True)
 class DeviceRuns:
-    """The runs of one device."""
+    """The runs of a device."""
 
     device: str
     repeats: bool
@@ -60,11 +60,11 @@ class DeviceRuns:
     odd_runs: tuple[int, ...]
     """The indices of the runs that differ from the device's most frequent result."""
     agrees: bool
-    """True if the device's most frequent result is that of most devices."""
+    """True if the device's most frequent result is the expected result."""
     among_runs: tuple[LeafDifference, ...]
     """The differences between the device's most frequent result and its first odd run."""
     from_others: tuple[LeafDifference, ...]
-    """The differences between the result of most devices and the device's own."""
+    """The differences between the expected result and the device's most frequent result."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class RepeatReport:
     runs: int
     devices: tuple[DeviceRuns, ...]
     majority: bool
-    """True if more than half of the devices that repeat gave the same result. Otherwise the correct
-    result is unknown, and devices are compared with the first of the most frequent results."""
+    """True if more than half of the devices that repeat have the same result. Otherwise the correct
+    result is unknown, and the first of the most frequent results is the expected result."""
 
     @property
     def identical(self) -> bool:
-        """True if every run on every device gave the same bits."""
+        """True if all runs on all devices have the same bits."""
         return all(device.repeats and device.agrees for device in self.devices)
 
     @property
@@ -115,7 +115,7 @@ class RepeatReport:
 
 
 def run_on(function: Callable[..., Any], inputs: tuple[Any, ...], device: jax.Device) -> Any:
-    """Run a compiled function on one device, with its inputs and any arrays that it creates."""
+    """Run a compiled function on a device, including the arrays that it creates."""
     with jax.default_device(device):
         return function(*jax.device_put(inputs, device))
 
@@ -128,14 +128,14 @@ def repeat(
     runs: int = 3,
     run: Run = run_on,
 ) -> RepeatReport:
-    """Run a function several times on each device and compare the bits of its results.
+    """Run a function repeatedly on all devices and compare the bits of its results.
 
     Args:
-        function: A pure function. It is compiled here.
-        inputs: Its arguments.
-        devices: The devices, by default all local ones.
-        runs: The number of runs on each device.
-        run: Runs the compiled function once, for a device of another process.
+        function: A pure function, which is compiled here.
+        inputs: The arguments.
+        devices: The devices, by default the local devices.
+        runs: The number of runs per device.
+        run: Runs the compiled function once, for devices of other processes.
     """
     chosen = list(jax.local_devices() if devices is None else devices)
     if runs < 1 or not chosen:
@@ -186,20 +186,22 @@ def _check_inputs(inputs: Sequence[Any]) -> None:
 def _compare_device(
     device: str, hashes: list[str], expected: str, results: dict[str, _Outputs]
 ) -> DeviceRuns:
-    own = _most_frequent(hashes)
-    odd_runs = tuple(index for index, output_hash in enumerate(hashes) if output_hash != own)
+    usual_hash = _most_frequent(hashes)
+    odd_runs = tuple(index for index, output_hash in enumerate(hashes) if output_hash != usual_hash)
     return DeviceRuns(
         device=device,
         repeats=not odd_runs,
         odd_runs=odd_runs,
-        agrees=own == expected,
-        among_runs=results[own].differences(results[hashes[odd_runs[0]]]) if odd_runs else (),
-        from_others=results[expected].differences(results[own]),
+        agrees=usual_hash == expected,
+        among_runs=results[usual_hash].differences(results[hashes[odd_runs[0]]])
+        if odd_runs
+        else (),
+        from_others=results[expected].differences(results[usual_hash]),
     )
 
 
 def _most_frequent(hashes: list[str]) -> str:
-    """Return the most frequent hash, and the first of several that are equally frequent."""
+    """Return the most frequent hash, or the first of equally frequent hashes."""
     return Counter(hashes).most_common(1)[0][0]
 
 
@@ -227,7 +229,7 @@ class _Outputs:
         return digest.hexdigest()
 
     def differences(self, other: _Outputs) -> tuple[LeafDifference, ...]:
-        """Compare leaf by leaf. Both are results of the same function."""
+        """Compare two results of a function by leaf."""
         pairs = zip(self.leaves, other.leaves, strict=True)
         differences = (_compare_leaf(path, a, b) for (path, a), (_, b) in pairs)
         return tuple(difference for difference in differences if difference is not None)
@@ -255,21 +257,21 @@ def _compare_leaf(path: str, a: np.ndarray, b: np.ndarray) -> LeafDifference | N
 
 
 def _as_bytes(leaf: np.ndarray) -> np.ndarray:
-    """Return the bytes of each element along a new last axis."""
+    """Return the bytes of the elements along a new last axis."""
     return np.frombuffer(leaf.tobytes(), np.uint8).reshape(*leaf.shape, leaf.dtype.itemsize)
 
 
 def _max_ulps(a: np.ndarray, b: np.ndarray) -> int | None:
-    """Return the largest distance between two elements in ulps, or None if all pairs have NaN."""
+    """Return the maximum distance of two elements in ulps, or None if all pairs have NaN."""
     if np.iscomplexobj(a):
         a, b = (np.stack([x.real, x.imag]) for x in (a, b))
     # Only a NaN differs from itself. NumPy warns about signaling NaNs.
     with np.errstate(invalid="ignore"):
-        is_number = (a == a) & (b == b)
-    if not is_number.any():
+        not_nan = (a == a) & (b == b)
+    if not not_nan.any():
         return None
-    a, b = _to_ordered_integers(a[is_number]), _to_ordered_integers(b[is_number])
-    # Unsigned, because a difference of 64-bit integers may not fit a signed type.
+    a, b = _to_ordered_integers(a[not_nan]), _to_ordered_integers(b[not_nan])
+    # Differences of 64-bit integers need an unsigned type.
     return int((np.maximum(a, b) - np.minimum(a, b)).max())
 
 

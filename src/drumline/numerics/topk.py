@@ -1,16 +1,15 @@
-"""The k largest elements of each row: exact, or approximate and verified on the device.
+"""Top-k: exact, or approximate and verified on the device.
 
-`lax.approx_max_k` is fast on TPUs because it may miss some of the k: it keeps one winner for each
-of many bins. It must never lose the maximum, return an index twice, or return a value that is not
-the element at its index. `top_k(verify=True)` checks this on the device. If a check fails, it warns
-and uses the exact result for the whole batch. `violations` makes the same checks on the host,
-element by element.
+`lax.approx_max_k` is fast on TPUs because it keeps only the maximum of a bin of elements, and may
+miss some of the k. Its contract excludes a missing maximum, a repeated index, and a value that is
+not the element at its index. `top_k(verify=True)` checks this on the device. If a check fails, it
+warns and uses the exact result for the batch. `violations` checks on the host, by element.
 
-Elements are ordered by their bits, as in `lax.top_k`, so that rows with NaN have an order too: a
-positive NaN is above infinity, a negative one below minus infinity. Elements that the comparison of
-`lax.approx_max_k` cannot distinguish are ties: the two zeros, NaNs of the same sign, and, except in
-float16, zero and subnormal numbers, which devices treat as zero. That comparison has no order for
-NaN. On devices that sort with it, a single NaN puts the whole row out of order.
+Elements are ordered by their bits, as in `lax.top_k`: a positive NaN is above infinity, a negative
+NaN below minus infinity. Elements that the comparison of `lax.approx_max_k` cannot distinguish are
+ties: the two zeros, NaNs of the same sign, and, except in float16, zero and subnormals, which
+devices treat as zero. That comparison does not order NaN. On devices that sort with it, a single
+NaN puts its row out of order.
 """
 
 # The shapes in the types are not forward references.
@@ -37,18 +36,18 @@ from jaxtyping import Array, Bool, Int, Num
 from drumline.errors import UserError
 
 RECALL_TARGET = 0.95
-"""The share of the k largest elements to return; JAX's own default."""
+"""JAX's default recall."""
 
 FALSE_ALARM_RATE = 1e-9
-"""The probability that a row with the target recall counts as a violation. It is low enough for a
-sampler that runs for years."""
+"""The probability that a row with the target recall counts as a violation, low enough for years of
+sampling."""
 
 _APPROXIMATE_TYPES = {np.dtype(name) for name in (np.float16, jnp.bfloat16, np.float32, np.float64)}
 """The types with an approximate result. `lax.approx_max_k` takes no integers."""
 
 
 class TopKWarning(RuntimeWarning):
-    """A warning: an approximate result failed a check, and the exact result is used instead."""
+    """An approximate result failed a check, and the exact result is used."""
 
 
 class TopKCheck(StrEnum):
@@ -64,13 +63,13 @@ class TopKCheck(StrEnum):
 
 @dataclass(frozen=True)
 class Violation:
-    """A failed check at one position of a result."""
+    """A failed check of an element of a result."""
 
     check: TopKCheck
     row: tuple[int, ...]
     """The row, as an index into all axes except the last."""
     column: int
-    """The column in the result, or for a missing element its column in `x`."""
+    """The column in the result, or for a missing element in `x`."""
 
     def __str__(self) -> str:
         """Return a sentence without a full stop."""
@@ -79,14 +78,13 @@ class Violation:
 
 
 def allowed_misses(count: int, recall_target: float) -> int:
-    """Return the number of missing elements, among the `count` largest, that the recall allows.
+    """Return the number of misses, among the `count` largest elements, that the recall allows.
 
-    The target is a mean. With random bins about half of all rows are below it, so
-    `(1 - recall_target) * k` would reject them. The limit is a number that rows with the target
-    recall exceed with a probability below `FALSE_ALARM_RATE`, by Chernoff's bound for independent
-    misses. Misses in bins are rarer, because elements that share a bin leave other bins empty. With
-    a target of 1, no miss is allowed. Few elements prove little (8 of 10 may miss at 0.95), so the
-    rows of a batch are also counted together.
+    The target is a mean. With random bins about half of the rows are below it, so the limit cannot
+    be `(1 - recall_target) * k`. Rows with the target recall exceed the limit with a probability
+    below `FALSE_ALARM_RATE`, by Chernoff's bound for independent misses. Misses in bins are rarer,
+    because elements that share a bin leave other bins empty. With a target of 1, no miss is
+    allowed. The limit of a row is weak (8 of 10 at 0.95), so a batch also has a limit.
     """
     miss_rate = 1.0 - recall_target
     if miss_rate <= 0.0:
@@ -115,18 +113,17 @@ def _kl_divergence(p: float, q: float) -> float:
 def top_k(
     x: Num[Array, "*rows n"], k: int, *, verify: bool = False, recall_target: float = RECALL_TARGET
 ) -> tuple[Num[Array, "*rows k"], Int[Array, "*rows k"]]:
-    """Return the k largest elements of each row, descending, and their indices.
+    """Return the k largest elements of the rows, in descending order, and their indices.
 
-    This works inside and outside `jax.jit` and is differentiable in the values, as `lax.top_k` is.
-    Under `jax.vmap` all rows are one batch, so the exact result costs nothing while the approximate
-    results are valid.
+    This works under `jax.jit` and is differentiable in the values, like `lax.top_k`. Under
+    `jax.vmap` all rows are a single batch, and the exact result is computed only if a check fails.
 
     Args:
         x: The rows, along the last axis.
         k: The number of elements.
-        verify: True to compute the approximate result and verify it, instead of the exact result.
+        verify: True to compute and verify the approximate result instead of the exact result.
             Integers are always exact.
-        recall_target: The share of the k largest elements that an approximate result returns.
+        recall_target: The mean share of the k largest elements in an approximate result.
 
     Warns:
         TopKWarning: An approximate result failed a check, so the exact result is used.
@@ -137,13 +134,13 @@ def top_k(
         values, indices = lax.top_k(x, k)
         return values, indices
     indices = _compile_verified_indices(k, recall_target)(lax.stop_gradient(x))
-    # The check compares the values with these elements, which have a gradient.
+    # The values of `approx_max_k` are equal to these elements, which have a gradient.
     return jnp.take_along_axis(x, indices, axis=-1), indices
 
 
 @lru_cache
 def _compile_verified_indices(k: int, recall_target: float) -> Callable[[jax.Array], jax.Array]:
-    """Return a compiled function. The cache is for callers outside `jax.jit`."""
+    """Compile a function. The cache is for callers outside `jax.jit`."""
 
     @custom_vmap
     def verified_indices(x: jax.Array) -> jax.Array:
@@ -151,7 +148,7 @@ def _compile_verified_indices(k: int, recall_target: float) -> Callable[[jax.Arr
 
     @verified_indices.def_vmap
     def _(_size: int, _batched: list[bool], x: jax.Array) -> tuple[jax.Array, bool]:
-        # A mapped `lax.cond` would compute both branches. Another axis of rows avoids that.
+        # A mapped `lax.cond` would compute both branches. Treat the axis as rows instead.
         return verified_indices(x), True
 
     compiled: Callable[[jax.Array], jax.Array] = jax.jit(verified_indices)
@@ -168,8 +165,8 @@ def _verified_indices(
     keys = _sort_keys(x)
     selected = jnp.take_along_axis(keys, indices, axis=-1, mode="clip")
     failures = _failed_checks(x, values, indices, keys, selected)
-    # Count the elements above the smallest selected one that are not selected. This is quick, and
-    # at least the number of missing elements, since some may not be among the k largest.
+    # A quick upper bound of the missing elements: the number of unselected elements above the
+    # smallest selected element.
     smallest = selected.min(axis=-1, keepdims=True)
     skipped = (keys > smallest).sum(axis=-1) - (selected > smallest).sum(axis=-1)
     is_doubtful = (
@@ -200,7 +197,7 @@ def _failed_checks(
     keys: Int[Array, "*rows n"],
     selected: Int[Array, "*rows k"],
 ) -> Bool[Array, "*rows checks"]:
-    """Return the checks that each row fails, in the order of `TopKCheck`, without the recall."""
+    """Return the failed checks by row, in the order of `TopKCheck`, without the recall."""
     elements = jnp.take_along_axis(x, indices, axis=-1, mode="clip")
     equal = (_bits(values) == _bits(elements)) | (jnp.isnan(values) & jnp.isnan(elements))
     out_of_range = (indices < 0) | (indices >= x.shape[-1])
@@ -230,7 +227,7 @@ def _count_missing(
 def _warn(
     rows: int, rows_by_check: np.ndarray, violating_rows: np.ndarray, rows_with_nan: np.ndarray
 ) -> None:
-    """Warn about failed checks. There may be none, because the quick count is an upper bound."""
+    """Warn about failed checks, if the doubt was justified."""
     failed = {
         check: int(count) for check, count in zip(TopKCheck, rows_by_check, strict=True) if count
     }
@@ -252,7 +249,7 @@ def _bits(x: jax.Array) -> jax.Array:
 
 def _sort_keys(x: Num[Array, "*rows n"]) -> Int[Array, "*rows n"]:
     bits = _bits(x)
-    # At least 32 bits, because some devices have no comparisons of 16-bit integers.
+    # Some devices cannot compare 16-bit integers.
     integers = bits.astype(jnp.promote_types(bits.dtype, jnp.int32))
     keys: jax.Array = _ordered_keys(integers, x.dtype, jnp)
     return keys
@@ -278,11 +275,10 @@ def _ordered_keys(bits: Any, dtype: np.dtype[Any], xp: Any) -> Any:
 
 
 def violations(x: Any, values: Any, indices: Any, *, recall_target: float = 1.0) -> list[Violation]:
-    """Return all violations in a result for the k largest elements of each row of `x`.
+    """Return the violations in a result for the k largest elements of the rows of `x`.
 
-    Missing elements are violations if their row, or the whole batch, misses more than
-    `allowed_misses`. With a target of 1 every missing element is a violation. Equal elements are
-    interchangeable.
+    Missing elements are violations if the row or the batch misses more than `allowed_misses`, which
+    is 0 for a target of 1. Equal elements are interchangeable.
     """
     x, values, indices = np.asarray(x), np.asarray(values), np.asarray(indices)
     if indices.dtype.kind not in "iu" or x.dtype.kind == "c":
@@ -314,7 +310,7 @@ def violations(x: Any, values: Any, indices: Any, *, recall_target: float = 1.0)
         TopKCheck.TWICE: _repeated_indices(indices),
         TopKCheck.VALUE: in_range & ~_equal_bits_or_nan(values, elements),
         TopKCheck.ORDER: _ascending_steps(value_keys),
-        # Of several equal maxima, report the first.
+        # Report only the first of equal maxima.
         TopKCheck.MAXIMUM: lost_maxima & (np.cumsum(lost_maxima, axis=1) == 1),
         TopKCheck.MISSED: _excess_misses(keys, selected, k, recall_target),
     }
@@ -326,7 +322,7 @@ def violations(x: Any, values: Any, indices: Any, *, recall_target: float = 1.0)
 
 
 def recalls(x: Any, indices: Any) -> np.ndarray:
-    """Return, for each row, the share of the k largest elements in a result."""
+    """Return the share of the k largest elements in a result, by row."""
     x, indices = np.asarray(x), np.asarray(indices)
     n, k = x.shape[-1], indices.shape[-1]
     keys = _sort_keys_on_host(x.reshape(-1, n))
@@ -342,7 +338,7 @@ def _ascending_steps(keys: np.ndarray) -> np.ndarray:
 
 
 def _repeated_indices(indices: np.ndarray) -> np.ndarray:
-    """Return True for indices that occur further left in their row."""
+    """Return True for indices that an earlier column of the row contains."""
     order = np.argsort(indices, axis=1, kind="stable")
     sorted_indices = np.take_along_axis(indices, order, axis=1)
     equals_previous = np.zeros(indices.shape, bool)
@@ -363,7 +359,7 @@ def _equal_bits_or_nan(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _selected_elements(indices: np.ndarray, n: int) -> np.ndarray:
-    """Return a mask of the elements of each row whose index is in a result."""
+    """Return a mask of the elements in a result."""
     selected = np.zeros((indices.shape[0], n), bool)
     rows, columns = np.nonzero((indices >= 0) & (indices < n))
     selected[rows, indices[rows, columns]] = True
@@ -371,12 +367,12 @@ def _selected_elements(indices: np.ndarray, n: int) -> np.ndarray:
 
 
 def _missing_elements(keys: np.ndarray, selected: np.ndarray, k: int) -> np.ndarray:
-    """Return a mask of the elements that are missing from the k largest of each row."""
+    """Return a mask of the k largest elements that a result lacks."""
     kth = np.partition(keys, keys.shape[1] - k, axis=1)[:, keys.shape[1] - k, None]
     above, tied = keys > kth, keys == kth
     missing_ties = k - above.sum(axis=1) - (tied & selected).sum(axis=1)
     unselected_ties = tied & ~selected
-    # Of several equal elements, report the first ones.
+    # Among equal elements, report those with the lowest indices.
     first_ties = unselected_ties & (np.cumsum(unselected_ties, axis=1) <= missing_ties[:, None])
     missing: np.ndarray = (above & ~selected) | first_ties
     return missing

@@ -1,7 +1,7 @@
 """Measure the recall of `lax.approx_max_k` on this device, and check its contract.
 
-A case of the survey has a distribution of the rows, their length, a k and a target recall. The
-survey measures the mean recall and that of the worst row, and counts violations of the contract.
+A case has a distribution of the rows, their length, a k and a target recall. The survey measures
+mean and minimum recall and counts violations of the contract.
 """
 
 # mypy: allow-untyped-calls
@@ -42,7 +42,7 @@ def _ties(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
 def _infinities(rng: np.random.Generator, shape: Shape, dtype: Dtype) -> np.ndarray:
     x, uniform = _normal(rng, shape, dtype), rng.random(shape)
     x[uniform < 0.01] = np.inf
-    # Half of the row, as in a sampler with masked tokens.
+    # Like masked tokens in a sampler.
     x[uniform > 0.5] = -np.inf
     return x
 
@@ -152,7 +152,7 @@ class TopKGrid:
 
 @dataclass(frozen=True)
 class TopKCase:
-    """A case of a survey, with its measurements."""
+    """The measurements of a case."""
 
     distribution: str
     dtype: str
@@ -161,7 +161,7 @@ class TopKCase:
     recall_asked: float
     recall_mean: float
     recall_worst: float
-    """The lowest recall of a single row."""
+    """The minimum recall of a row."""
     violations: tuple[str, ...]
 
 

@@ -22,8 +22,8 @@ def parse_mesh(text: str) -> MeshAxes:
         UserError: the text is malformed, repeats an axis, or has a size below 1.
     """
     axes: MeshAxes = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*", part)
+    for axis_text in text.split(","):
+        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*", axis_text)
         if match is None:
             raise UserError(f"the mesh {text!r}: write each axis as NAME=SIZE, such as X=2,Y=4")
         if match[1] in axes:

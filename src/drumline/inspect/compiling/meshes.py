@@ -167,8 +167,10 @@ def _parse_shape(text: str, mesh: MeshAxes | None) -> Any:
 
 def _parse_spec(text: str, axes: str, mesh: MeshAxes | None) -> PartitionSpec:
     entries: list[Any] = []
-    for part in axes.split(",") if axes.strip() else []:
-        names = tuple(name.strip() for name in part.split("+") if name.strip() not in ("", "-"))
+    for axis_names in axes.split(",") if axes.strip() else []:
+        names = tuple(
+            name.strip() for name in axis_names.split("+") if name.strip() not in ("", "-")
+        )
         for name in names:
             if mesh is None:
                 raise UserError(

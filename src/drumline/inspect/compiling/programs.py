@@ -197,13 +197,13 @@ def _compile_on_cpu(program: LoweredProgram) -> InspectedProgram:
     axes = _main_mesh(program)
     if program.partitions > MAX_DEVICES:
         return _compile_extrapolated(program, axes)
-    others = tuple(
+    other_meshes = tuple(
         mesh
         for mesh in program.meshes
         if prod(mesh.values()) == program.partitions and mesh != axes
     )
     return InspectedProgram(
-        program.name, _run_cpu_worker(program), axes, "cpu", other_meshes=others
+        program.name, _run_cpu_worker(program), axes, "cpu", other_meshes=other_meshes
     )
 
 

@@ -125,25 +125,27 @@ class _Fusion:
 
     def _choose_owners(self, instruction: Instruction) -> frozenset[str]:
         """Return the kernels of all users if they can include the instruction, else a new one."""
-        own = frozenset((instruction.name,))
+        new_kernel = frozenset((instruction.name,))
         users = self.computation.users[instruction.name]
         if instruction.opcode in FREE_OPCODES and instruction.opcode != "bitcast":
-            return own
+            return new_kernel
         if instruction.opcode not in _FUSIBLE or instruction.opcode == "reduce":
-            return own
+            return new_kernel
         if instruction.is_root or not users or instruction.name in self.scopes:
-            return own
+            return new_kernel
         if self._adds_matmul(instruction) and any(self._adds_matmul(user) for user in users):
-            return own  # a running sum: each matmul adds its result to the sum so far
+            return new_kernel  # a running sum: each matmul adds its result to the sum so far
         owners: frozenset[str] = frozenset()
         for user in users:
             if not self._can_fuse_operand(user, instruction):
-                return own
+                return new_kernel
             owners |= self.owners[user.name]
         if len(owners) == 1 or instruction.opcode in _CHEAP:
             return owners
         # Two kernels both compute a shared value only if that is nearly free.
-        return owners if len(owners) == 2 and instruction.opcode in ("multiply", "add") else own
+        return (
+            owners if len(owners) == 2 and instruction.opcode in ("multiply", "add") else new_kernel
+        )
 
     def _adds_matmul(self, instruction: Instruction) -> bool:
         """Return True for an add whose operand is a matmul with no other user."""
@@ -190,9 +192,11 @@ class _Fusion:
                 for instruction in epilogue
             )
             if epilogue and fusible:
-                own = self.owners[matmul.name]
-                for instruction in by_owner.pop(next(iter(own)), []):
-                    self.owners[instruction.name] = (self.owners[instruction.name] - own) | {owner}
+                matmul_owners = self.owners[matmul.name]
+                for instruction in by_owner.pop(next(iter(matmul_owners)), []):
+                    self.owners[instruction.name] = (
+                        self.owners[instruction.name] - matmul_owners
+                    ) | {owner}
                     by_owner[owner].append(instruction)
 
     def kernels(self) -> list[Kernel]:
@@ -343,8 +347,8 @@ def kernel_cost(kernel: Kernel, machine: Machine, scheduled: bool) -> Cost:
     vector_seconds = work.vector_ops * machine.devices_per_chip / constants.vector_flops
     load_seconds = work.bytes / (machine.memory_bandwidth * constants.hbm_efficiency)
     longest = max(matmul_seconds, vector_seconds, load_seconds)
-    others = matmul_seconds + vector_seconds + load_seconds - longest
-    seconds = longest + constants.unhidden_fraction * others
+    shorter = matmul_seconds + vector_seconds + load_seconds - longest
+    seconds = longest + constants.unhidden_fraction * shorter
     compiler_seconds = _compiler_seconds(kernel, machine) if scheduled else None
     if compiler_seconds is not None and work.matmuls:
         seconds = max(compiler_seconds, load_seconds)

@@ -43,13 +43,13 @@ class AxisLinks:
 
     def __str__(self) -> str:
         """Describe the links, such as `ring of 16` or `line of 4 × line of 2`."""
-        parts = [f"{self.slices} slices"] if self.slices > 1 else []
-        parts += [f"{self.cores} cores of a chip"] if self.cores > 1 else []
-        parts += [
+        descriptions = [f"{self.slices} slices"] if self.slices > 1 else []
+        descriptions += [f"{self.cores} cores of a chip"] if self.cores > 1 else []
+        descriptions += [
             f"{'ring' if dimension.wraps else 'line'} of {dimension.length}"
             for dimension in self.dimensions
         ]
-        return " × ".join(parts) or "one device"
+        return " × ".join(descriptions) or "one device"
 
 
 @dataclass(frozen=True)
@@ -282,13 +282,15 @@ def _allocate(
             if prod(free[index].length for index in indices) == size:
                 whole = tuple(free[index] for index in indices)
                 return whole, {i: dim for i, dim in free.items() if i not in indices}, 1
-    parts, remaining = [], dict(free)
+    dimensions, remaining = [], dict(free)
     for index, dimension in sorted(free.items(), key=lambda item: -item[1].length):
         length = gcd(size, dimension.length)
         if length > 1:
-            parts.append(TorusDimension(length, dimension.wraps and length == dimension.length))
+            dimensions.append(
+                TorusDimension(length, dimension.wraps and length == dimension.length)
+            )
             size //= length
             remaining[index] = TorusDimension(dimension.length // length, False)
             if remaining[index].length == 1:
                 del remaining[index]
-    return tuple(parts), remaining, size
+    return tuple(dimensions), remaining, size

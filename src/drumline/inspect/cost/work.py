@@ -17,7 +17,7 @@ _EXPENSIVE = {
     "divide": 6, "sine": 20, "cosine": 20, "erf": 12, "exponential-minus-one": 10,
     "log-plus-one": 10, "cbrt": 10, "atan2": 20, "remainder": 8, "tan": 20,
 }  # fmt: skip
-"""Elementwise opcodes, and the number of simple operations that each is equivalent to."""
+"""Elementwise opcodes, and their equivalent numbers of simple operations."""
 _SIMPLE = {
     "add", "subtract", "multiply", "maximum", "minimum", "negate", "abs", "select", "compare",
     "and", "or", "xor", "not", "convert", "clamp", "sign", "floor", "ceil", "round-nearest-even",
@@ -42,7 +42,7 @@ class Matmul:
     columns: int
     dtype: str
     passes: float = 1.0
-    """The number of passes of the matrix unit. High precision takes several."""
+    """The number of passes of the matrix unit, more than 1 for high precision."""
     fused_attention: bool = False
 
     @property
@@ -89,7 +89,7 @@ class Work:
 
     matmuls: tuple[Matmul, ...] = ()
     vector_ops: float = 0.0
-    """Elementwise operations. An expensive one counts as several."""
+    """Elementwise operations, with a larger count for expensive operations."""
     bytes_read: float = 0.0
     bytes_written: float = 0.0
 
@@ -113,7 +113,7 @@ class Work:
         )
 
     def scale_compute(self, fraction: float) -> Work:
-        """Return a fraction of the matmuls and elementwise operations, with all of the bytes."""
+        """Return a fraction of the matmuls and elementwise operations, with all bytes."""
         matmuls = tuple(
             replace(matmul, columns=max(1, round(matmul.columns * fraction)))
             for matmul in self.matmuls
@@ -125,7 +125,7 @@ NO_WORK = Work()
 
 
 def arithmetic_work(instruction: Instruction, computation: Computation, module: Module) -> Work:
-    """Return matmuls and elementwise operations, without bytes. A fusion has those inside it."""
+    """Return the matmuls and elementwise operations, including those in a fusion, without bytes."""
     opcode = instruction.opcode
     if opcode == "fusion":
         fused = module.fused_computation(instruction)
@@ -157,37 +157,37 @@ def _operand_shapes(instruction: Instruction, computation: Computation) -> list[
 
 
 def _dot(instruction: Instruction, computation: Computation) -> Matmul:
-    left = _operand_shapes(instruction, computation)[0]
-    contraction = prod(left.dims[dim] for dim in instruction.integers("lhs_contracting_dims"))
-    batch = prod(left.dims[dim] for dim in instruction.integers("lhs_batch_dims"))
-    matmul = _matmul(left, instruction.shape.elements, contraction, batch)
-    if left.dtype != "f32":
+    lhs = _operand_shapes(instruction, computation)[0]
+    contraction = prod(lhs.dims[dim] for dim in instruction.integers("lhs_contracting_dims"))
+    batch = prod(lhs.dims[dim] for dim in instruction.integers("lhs_batch_dims"))
+    matmul = _matmul(lhs, instruction.shape.elements, contraction, batch)
+    if lhs.dtype != "f32":
         return matmul
     precision = instruction.attributes.get("operand_precision", "")
     passes = 6.0 if "highest" in precision else 3.0 if "high" in precision else 1.0
     return replace(matmul, passes=passes)
 
 
-def _matmul(left: Shape, outputs: int, contraction: int, batch: int) -> Matmul:
-    rows = max(1, left.elements // max(1, contraction * batch))
+def _matmul(lhs: Shape, outputs: int, contraction: int, batch: int) -> Matmul:
+    rows = max(1, lhs.elements // max(1, contraction * batch))
     columns = max(1, outputs // max(1, rows * batch))
-    return Matmul(batch, rows, contraction, columns, left.dtype)
+    return Matmul(batch, rows, contraction, columns, lhs.dtype)
 
 
 def _convolution(instruction: Instruction, computation: Computation) -> Matmul:
     """Describe a convolution as a matmul that contracts the window and the input features."""
-    left, kernel = _operand_shapes(instruction, computation)[:2]
+    lhs, kernel = _operand_shapes(instruction, computation)[:2]
     labels = instruction.attributes.get("dim_labels", "")
     kernel_labels = re.search(r"_([\w?]+)->", labels)
     output_dim = kernel_labels[1].find("o") if kernel_labels else len(kernel.dims) - 1
     features = kernel.dims[output_dim] if 0 <= output_dim < len(kernel.dims) else 1
-    overlap = _window_overlap(instruction, left)
+    overlap = _window_overlap(instruction, lhs)
     contraction = max(1, round(kernel.elements // max(1, features) * overlap))
     outputs = _first_array(instruction.shape).elements
-    return Matmul(1, max(1, outputs // max(1, features)), contraction, features, left.dtype)
+    return Matmul(1, max(1, outputs // max(1, features)), contraction, features, lhs.dtype)
 
 
-def _window_overlap(instruction: Instruction, left: Shape) -> float:
+def _window_overlap(instruction: Instruction, lhs: Shape) -> float:
     """Return the share of a convolution's window that covers input, or 1 if it is above a half.
 
     The TPU's compiler writes a matmul over several dimensions, such as heads, as a convolution with
@@ -199,7 +199,7 @@ def _window_overlap(instruction: Instruction, left: Shape) -> float:
     overlap = 1.0
     for index, size in enumerate(window.get("size", "").split("x")):
         dim = labels.find(str(index))
-        if not size or not 0 <= dim < len(left.dims):
+        if not size or not 0 <= dim < len(lhs.dims):
             continue
 
         def option(name: str, default: str, index: int = index) -> str:
@@ -207,7 +207,7 @@ def _window_overlap(instruction: Instruction, left: Shape) -> float:
 
         low, high = (int(side) for side in option("pad", "0_0").split("_"))
         steps = (int(option(name, "1")) for name in ("stride", "lhs_dilate", "rhs_dilate"))
-        overlap *= _dimension_overlap(left.dims[dim], int(size), low, high, *steps)
+        overlap *= _dimension_overlap(lhs.dims[dim], int(size), low, high, *steps)
     return overlap if overlap < 0.5 else 1.0
 
 
@@ -228,7 +228,7 @@ def _dimension_overlap(
         first = tap * window_dilation - pad_low
         skipped = max(0, -(first // stride))
         positions = range(first + skipped * stride, min(extent, first + outputs * stride), stride)
-        # Every run of `input_dilation` positions covers the same number of elements.
+        # All runs of `input_dilation` positions cover the same number of elements.
         runs, remainder = divmod(len(positions), input_dilation)
         hits = [position % input_dilation == 0 for position in positions[:input_dilation]]
         covered += runs * sum(hits) + sum(hits[:remainder])
@@ -236,7 +236,7 @@ def _dimension_overlap(
 
 
 def _first_array(shape: Shape) -> Shape:
-    """Return the first array of a result. A library call returns its scratch memory as well."""
+    """Return the first array of a result. A library call also returns its scratch memory."""
     return next(shape.arrays(), shape)
 
 
@@ -249,13 +249,13 @@ def _library_call(instruction: Instruction, computation: Computation) -> Iterato
     target = instruction.attributes.get("custom_call_target", "")
     operands = _operand_shapes(instruction, computation)
     if "gemm" in target or "matmul" in target:
-        left = operands[0]
+        lhs = operands[0]
         text = instruction.attribute_text
         contraction, batch = (
-            prod(left.dims[int(dim)] for dim in re.findall(r"\d+", match[1] if match else ""))
+            prod(lhs.dims[int(dim)] for dim in re.findall(r"\d+", match[1] if match else ""))
             for match in (_CONTRACTING.search(text), _BATCH.search(text))
         )
-        yield _matmul(left, _first_array(instruction.shape).elements, contraction, batch)
+        yield _matmul(lhs, _first_array(instruction.shape).elements, contraction, batch)
     elif "fmha" in target and len(operands) >= 3:
         yield from _attention(target, instruction, operands)
     elif "conv" in target and len(operands) >= 2:
@@ -288,7 +288,7 @@ def memory_traffic(instruction: Instruction, computation: Computation, module: M
     if opcode in ("dynamic-slice", "slice", "gather"):
         return Work(bytes_read=instruction.shape.bytes, bytes_written=instruction.shape.bytes)
     if opcode.endswith("-start"):
-        # The result of a start includes source and target. One of them is in HBM, or both.
+        # The result of a start includes source and target, at least one of them in HBM.
         return Work(bytes_read=_hbm_bytes(instruction.shape))
     if opcode == "fusion":
         fused = module.fused_computation(instruction)
@@ -299,7 +299,7 @@ def memory_traffic(instruction: Instruction, computation: Computation, module: M
 
 
 def _hbm_bytes(shape: Shape) -> float:
-    """Return the bytes in HBM. Arrays in other memories use none of its bandwidth."""
+    """Return the bytes in HBM, without arrays in other memories."""
     return float(sum(array.bytes for array in shape.arrays() if array.memory_space == 0))
 
 
@@ -351,7 +351,7 @@ def _parameter_bytes(
 
 
 def _result_bytes(fused: Computation, shape: Shape) -> float:
-    """Return the bytes that a fusion writes. An update in place writes only the update."""
+    """Return the bytes that a fusion writes, which is only the update for an update in place."""
     root = fused.root
     values = [fused.by_name[n] for n in root.operands] if root.opcode == "tuple" else [root]
     total = 0.0

@@ -40,7 +40,7 @@ def dtype_name(hlo_name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dtype and dimensions of an array, or the shapes in a tuple."""
+    """The dtype and dimensions of an array, or the components of a tuple."""
 
     dtype: str
     dims: tuple[int, ...] = ()
@@ -91,8 +91,8 @@ class Instruction:
 
     @cached_property
     def attributes(self) -> dict[str, str]:
-        """The text of each attribute by its name."""
-        pairs = (part.partition("=") for part in split_at_commas(self.attribute_text))
+        """The attribute texts by name."""
+        pairs = (attribute.partition("=") for attribute in split_at_commas(self.attribute_text))
         return {name.strip(): value.strip() for name, _, value in pairs if name.strip()}
 
     def called_computations(self) -> dict[str, tuple[str, ...]]:
@@ -109,7 +109,7 @@ class Instruction:
 
 @dataclass(frozen=True, eq=False)
 class Computation:
-    """Instructions in the order of the text, which is the schedule in a scheduled module."""
+    """Instructions in text order, which is the schedule in a scheduled module."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -121,7 +121,7 @@ class Computation:
 
     @cached_property
     def root(self) -> Instruction:
-        """The instruction whose value the computation returns."""
+        """The root instruction, which is the result."""
         roots = [instruction for instruction in self.instructions if instruction.is_root]
         return roots[-1] if roots else self.instructions[-1]
 
@@ -136,7 +136,7 @@ class Computation:
 
     @cached_property
     def users(self) -> dict[str, tuple[Instruction, ...]]:
-        """The instructions that use each value."""
+        """The instructions that use a value, by its name."""
         users: dict[str, list[Instruction]] = {name: [] for name in self.by_name}
         for instruction in self.instructions:
             for operand in dict.fromkeys(instruction.operands):
@@ -147,7 +147,7 @@ class Computation:
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A program as a device runs it."""
+    """A program on a device."""
 
     name: str
     entry: Computation
@@ -303,24 +303,24 @@ def closing_bracket(text: str, start: int) -> int:
 
 def split_at_commas(text: str) -> list[str]:
     """Split at the commas outside brackets and strings."""
-    parts, depth, start = [], 0, 0
+    segments, depth, start = [], 0, 0
     for match in _BRACKET.finditer(text):
         if match[0] in "([{":
             depth += 1
         elif match[0] in ")]}":
             depth -= 1
         elif match[0] == "," and depth == 0:
-            parts.append(text[start : match.start()])
+            segments.append(text[start : match.start()])
             start = match.end()
-    parts.append(text[start:])
-    return [part for part in parts if part.strip()]
+    segments.append(text[start:])
+    return [segment for segment in segments if segment.strip()]
 
 
 # Fusions of the CPU's compiler ----------------------------------------------------------------
 
 
 def inline_fusions(module: Module) -> Module:
-    """Replace every fusion by its instructions, because a CPU's fusions say nothing of a TPU's."""
+    """Replace fusions by their instructions, because a CPU and a TPU fuse differently."""
     if not any(
         instruction.opcode == "fusion"
         for computation in module.computations.values()

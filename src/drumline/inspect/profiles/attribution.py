@@ -41,7 +41,7 @@ class MeasuredDevice:
 
     name: str
     span: float
-    """The time from the first operation to the last, divided by the number of steps."""
+    """The time between the first and the last operation, divided by the number of steps."""
     busy: float
     computing: float
     exposed: float
@@ -49,13 +49,13 @@ class MeasuredDevice:
 
     @property
     def idle(self) -> float:
-        """The time in which nothing runs."""
+        """The idle time."""
         return self.span - self.busy
 
 
 @dataclass(frozen=True)
 class MeasuredCollective:
-    """The collectives of one kind and source line, per step."""
+    """The collectives of a kind and source line, per step."""
 
     kind: str
     source: str
@@ -71,7 +71,7 @@ class MeasuredCollective:
 
 @dataclass(frozen=True)
 class MeasuredOperation:
-    """The computations of one kind and source line, per step."""
+    """The computations of a kind and source line, per step."""
 
     name: str
     """The instruction with the most time."""
@@ -96,9 +96,9 @@ class Profile:
     """The source of the number of steps."""
     devices: tuple[MeasuredDevice, ...]
     communication: tuple[MeasuredCollective, ...]
-    """The collectives, the most exposed first."""
+    """The collectives, by descending exposed time."""
     operations: tuple[MeasuredOperation, ...]
-    """All other operations, the longest first."""
+    """The other operations, by descending time."""
 
     @property
     def seconds(self) -> float:
@@ -122,18 +122,18 @@ class Profile:
 
     @property
     def idle(self) -> float:
-        """The time in which nothing runs on a device."""
+        """The idle time of a device."""
         return _mean([device.idle for device in self.devices])
 
     def saving(self, collective: MeasuredCollective) -> float:
-        """Return the largest saving from overlapping a collective.
+        """Return the maximum saving from overlapping a collective.
 
         It is limited by the computation that does not overlap with communication yet.
         """
         return max(0.0, min(collective.exposed, self.computing - self.hidden))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything, for JSON. Times are seconds per step."""
+        """Return the fields as JSON values. Times are seconds per step."""
         return {
             "trace": str(self.path),
             "platform": self.platform,
@@ -188,7 +188,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def read_profile(path: Path, device: int | None = None) -> Profile:
-    """Read the newest trace below a folder, for all devices or for one.
+    """Read the newest trace below a folder, for all devices or a single device.
 
     Raises:
         UserError: there is no trace, it is unreadable, or it does not have the device.
@@ -239,18 +239,20 @@ class _DeviceUsage:
         size = len(trace.operations)
         roles = [op.role for op in trace.operations]
         containers = {index for index, role in enumerate(roles) if role is Role.CONTAINER}
-        own = Intervals.concatenate(
+        self_times = Intervals.concatenate(
             [*(self_intervals(track, containers) for track in device.tracks), device.offloaded]
         )
-        self.span = float(own.ends.max() - own.starts.min()) if len(own.ends) else 0.0
-        self.busy = IntervalUnion(own.starts, own.ends).length
-        computations = own.select(_role_mask(roles, Role.COMPUTATION, Role.CONTAINER))
+        self.span = (
+            float(self_times.ends.max() - self_times.starts.min()) if len(self_times.ends) else 0.0
+        )
+        self.busy = IntervalUnion(self_times.starts, self_times.ends).length
+        computations = self_times.select(_role_mask(roles, Role.COMPUTATION, Role.CONTAINER))
         self.computing = IntervalUnion(computations.starts, computations.ends)
-        running = own.select(_role_mask(roles, Role.COMMUNICATION))
+        running = self_times.select(_role_mask(roles, Role.COMMUNICATION))
         uncovered = uncovered_time(running, self.computing)
         self.exposed = np.bincount(running.operations, weights=uncovered, minlength=size)
         self.collectives = Intervals.concatenate([running, device.async_spans])
-        self.times = own.operation_times(size)
+        self.times = self_times.operation_times(size)
         self.counts = sum(
             (np.bincount(track.operations, minlength=size) for track in device.events()),
             np.zeros(size, np.int64),
@@ -309,7 +311,7 @@ def _count_steps(trace: Trace, devices: Sequence[DeviceTrace], module: str) -> t
 def _group_operations(
     trace: Trace, usages: list[_DeviceUsage], *roles: Role
 ) -> dict[tuple[str, str], list[int]]:
-    """Return the indices of the operations that ran, by kind and line, or else by name."""
+    """Return the indices of the operations that ran, by kind and line, or by name."""
     seen = np.any([usage.seen for usage in usages], axis=0)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for index in np.flatnonzero(seen):
@@ -362,19 +364,19 @@ def _measure_operations(
     operations = []
     groups = _group_operations(trace, usages, Role.COMPUTATION, Role.TRANSFER, Role.CONTAINER)
     for indices in groups.values():
-        largest = trace.operations[max(indices, key=lambda index: times[index])]
+        longest = trace.operations[max(indices, key=lambda index: times[index])]
         seconds = float(times[indices].sum()) * scale
-        # A loop that only contains other operations has no time of its own.
-        if seconds or largest.role is not Role.CONTAINER:
+        # A loop that only contains other operations has no self time.
+        if seconds or longest.role is not Role.CONTAINER:
             operations.append(
                 MeasuredOperation(
-                    name=largest.name,
-                    kind=largest.kind,
-                    source=largest.source,
+                    name=longest.name,
+                    kind=longest.kind,
+                    source=longest.source,
                     count=float(counts[indices].sum()) / samples,
                     seconds=seconds,
                     instructions=len({trace.operations[index].name for index in indices}),
-                    role=largest.role,
+                    role=longest.role,
                 )
             )
     return tuple(sorted(operations, key=lambda op: -op.seconds))

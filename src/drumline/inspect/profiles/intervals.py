@@ -13,12 +13,12 @@ Times = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 ROUNDING = 2.0
-"""Starts and durations are truncated to nanoseconds. A nested event may end this much too late."""
+"""The excess of a nested event's end, because starts and durations are truncated to nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """Time intervals, each with the index of the operation that ran."""
+    """Time intervals with the indices of their operations."""
 
     starts: Times
     ends: Times
@@ -33,14 +33,14 @@ class Intervals:
         return Intervals(np.array(starts, float), np.array(ends, float), np.array(operations))
 
     @staticmethod
-    def concatenate(parts: list["Intervals"]) -> "Intervals":
-        """Join several sets of intervals."""
-        if not parts:
+    def concatenate(interval_sets: list["Intervals"]) -> "Intervals":
+        """Join sets of intervals."""
+        if not interval_sets:
             return Intervals.from_rows([])
         return Intervals(
-            np.concatenate([part.starts for part in parts]),
-            np.concatenate([part.ends for part in parts]),
-            np.concatenate([part.operations for part in parts]),
+            np.concatenate([intervals.starts for intervals in interval_sets]),
+            np.concatenate([intervals.ends for intervals in interval_sets]),
+            np.concatenate([intervals.operations for intervals in interval_sets]),
         )
 
     def select(self, mask: NDArray[np.bool_]) -> "Intervals":
@@ -51,7 +51,7 @@ class Intervals:
         return Intervals(self.starts[selected], self.ends[selected], self.operations[selected])
 
     def operation_times(self, count: int) -> Times:
-        """Return the total time of each of `count` operations."""
+        """Return the total times of `count` operations."""
         lengths = self.ends - self.starts
         # For empty input, bincount returns integers.
         return np.bincount(self.operations, lengths, minlength=count).astype(np.float64)
@@ -76,7 +76,7 @@ class IntervalUnion:
         self._covered = np.stack([sums[:-1], sums[1:]], axis=1).reshape(-1)
 
     def overlap(self, starts: Times, ends: Times) -> Times:
-        """Return the time of each given interval that the union covers."""
+        """Return the times that the union covers of the intervals."""
         if not len(self.starts):
             return np.zeros(len(starts))
         until_end = np.interp(ends, self._points, self._covered)
@@ -85,7 +85,7 @@ class IntervalUnion:
 
 
 def uncovered_time(running: Intervals, computing: IntervalUnion) -> Times:
-    """Return the time of each interval in which nothing is computed.
+    """Return the times of the intervals without computation.
 
     Where intervals overlap, the time counts for the first to start. So the sum is the time in which
     something runs and nothing is computed.
@@ -102,7 +102,7 @@ def uncovered_time(running: Intervals, computing: IntervalUnion) -> Times:
 
 
 def self_intervals(events: Intervals, containers: Container[int]) -> Intervals:
-    """Return the intervals of each operation without those of the operations nested in it.
+    """Return the intervals of the operations without nested operations.
 
     Operations in `containers` (loops and branches) have no time of their own if anything is nested
     in them.
@@ -122,7 +122,7 @@ def self_intervals(events: Intervals, containers: Container[int]) -> Intervals:
         starts.tolist(), ends.tolist(), operations.tolist(), strict=True
     ):
         close(start)
-        # An event that outlasts the previous one is not nested in it, such as kernels of a GPU.
+        # An event that outlasts the previous event is not nested, such as kernels of a GPU.
         while stack and end > stack[-1].end + ROUNDING:
             rows.extend(stack.pop().finish())
         if stack:
@@ -134,7 +134,7 @@ def self_intervals(events: Intervals, containers: Container[int]) -> Intervals:
 
 
 class _OpenEvent:
-    """An event that has not ended, and the time up to which its rows exist."""
+    """An event that has not ended, and the end of its rows."""
 
     def __init__(self, start: float, end: float, operation: int, is_container: bool) -> None:
         self.end = end

@@ -27,14 +27,14 @@ class EstimatedStep:
     seconds: float
     computing: float
     exposed: Mapping[tuple[str, str], float]
-    """Exposed time by kind of collective and line."""
+    """Exposed time by collective kind and line."""
     lines: Mapping[str, float]
     """Computation time by line."""
 
 
 @dataclass(frozen=True)
 class ProfileDifference:
-    """The measured and estimated time of one part of a step, in seconds."""
+    """The measured and estimated seconds of a component of a step."""
 
     subject: str
     source: str
@@ -63,7 +63,7 @@ class ProfileComparison:
 
     total: ProfileDifference
     parts: tuple[ProfileDifference, ...]
-    """The kinds and lines, the largest difference first."""
+    """The kinds and lines, by descending difference."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
@@ -71,7 +71,7 @@ class ProfileComparison:
 
 
 def short_source(source: str) -> str:
-    """Return a source line without its folders: `block.py:88`."""
+    """Return a source line without folders: `block.py:88`."""
     return source.replace("\\", "/").rpartition("/")[2]
 
 
@@ -142,16 +142,16 @@ def _union(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
 
 MAX_LINES = 10
 MIN_SHARE = 0.02
-"""The smallest share of a step to report. Smaller ones are within the noise between runs."""
+"""The minimum share of a step to report. Smaller shares are within the noise between runs."""
 UNEVEN = 0.1
-"""The smallest difference between devices to report, as a share of the step."""
+"""The minimum difference between devices to report, as a share of the step."""
 MAX_COLLECTIVES = 3
 MAX_DIFFERENCES = 2
 MOVEMENTS = ("copy", "transpose", "slice", "concatenate", "pad", "reshape", "data formatting")
 
 
 def summarize(profile: Profile, comparison: ProfileComparison | None = None) -> list[str]:
-    """Summarize a profile in at most ten sentences, the most important first."""
+    """Summarize a profile in at most ten sentences, by importance."""
     sentences = [
         *_step_sentence(profile),
         *_wait_sentences(profile),

@@ -1,7 +1,6 @@
-"""Known causes of a layer's difference, as computations of its output with a single change.
+"""Known causes of a divergence, as float64 computations of a layer with a single change.
 
-The computations use float64. The cause with the output closest to JAX's is reported, with the
-remaining error. Causes are tried, not guessed from the size of an error.
+The cause with the output closest to JAX's is reported with its remaining error.
 """
 
 # NumPy annotates many results as Any.
@@ -26,7 +25,7 @@ Padding = tuple[int, int]
 """The padding of height and width."""
 EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0)
 FLOAT32_TOLERANCE = 1e-5
-"""The relative error of a float32 computation that is otherwise the same."""
+"""The relative error of an equivalent float32 computation."""
 ROTARY_BASES = (1e4, 1e5, 5e5, 1e6)
 """The bases of rotary positions in published models."""
 
@@ -40,11 +39,10 @@ class CandidateCause:
     description: str
     """The end of a sentence that begins with "JAX computes"."""
     output: NDArray
-    """The output under the cause."""
 
     @property
     def is_rounding(self) -> bool:
-        """True for causes about types. They imitate rounding; others must match JAX's values."""
+        """True for causes that imitate rounding. Other causes must match JAX's values."""
         return "dtype" in self.cause or self.cause == "precision default"
 
 
@@ -53,8 +51,8 @@ def module_candidates(
 ) -> Iterator[CandidateCause]:
     """Yield the candidates for a module with this input and output.
 
-    The first has no cause and is the module's own computation. There are none for modules that
-    contain others, except for a single convolution and modules without weights.
+    The first is the module's computation, without a cause. Modules with submodules have no
+    candidates, unless these have no weights or are a single convolution.
     """
     import torch
 
@@ -182,7 +180,7 @@ def norm_candidates(
 
 
 def activation_candidates(x: NDArray, output: NDArray) -> Iterator[CandidateCause]:
-    """Yield the candidates for an activation. PyTorch's own is identified by its output."""
+    """Yield the candidates for an activation. PyTorch's activation is identified by its output."""
     from scipy.special import erf, expit
 
     tanh_argument = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
@@ -196,14 +194,14 @@ def activation_candidates(x: NDArray, output: NDArray) -> Iterator[CandidateCaus
         "tanh": np.tanh(x),
         "nothing": x,
     }
-    original = min(activations, key=lambda name: _rms_difference(activations[name], output))
-    is_known = _is_close(activations[original], output)
+    torch_name = min(activations, key=lambda name: _rms_difference(activations[name], output))
+    is_known = _is_close(activations[torch_name], output)
     yield CandidateCause("", "as PyTorch does", output)
     for name, y in activations.items():
-        if name != original or not is_known:
-            are_gelus = is_known and name.startswith("gelu") and original.startswith("gelu")
+        if name != torch_name or not is_known:
+            are_gelus = is_known and name.startswith("gelu") and torch_name.startswith("gelu")
             cause = "gelu's variant" if are_gelus else "another activation"
-            torch_activation = original if is_known else "an unknown activation"
+            torch_activation = torch_name if is_known else "an unknown activation"
             yield CandidateCause(cause, f"{name}, and PyTorch {torch_activation}", y)
     for type_name in ("bfloat16", "float16"):
         y = NARROW_TYPES[type_name](output)
@@ -211,7 +209,7 @@ def activation_candidates(x: NDArray, output: NDArray) -> Iterator[CandidateCaus
 
 
 def residual_candidates(x: NDArray, branch: NDArray) -> Iterator[CandidateCause]:
-    """Yield the candidates for the sum of a block's input and the output of a branch."""
+    """Yield the candidates for the sum of a block's input and a branch's output."""
     yield CandidateCause("", "as PyTorch does", x + branch)
     yield CandidateCause("residual", "the branch without the block's input", branch)
     yield CandidateCause("residual", "without the branch", x)
@@ -239,9 +237,9 @@ def _convolution_candidates(
         return result.flatten(2).transpose(1, 2).numpy()
 
     if module.padding == "same":
-        low: Padding = ((extents[0] - 1) // 2, (extents[1] - 1) // 2)
-        high: Padding = (extents[0] - 1 - low[0], extents[1] - 1 - low[1])
-        padding = low, high
+        before: Padding = ((extents[0] - 1) // 2, (extents[1] - 1) // 2)
+        after: Padding = (extents[0] - 1 - before[0], extents[1] - 1 - before[1])
+        padding = before, after
     else:
         sides = (0, 0) if module.padding == "valid" else module.padding
         padding = (sides[0], sides[1]), (sides[0], sides[1])
@@ -305,15 +303,15 @@ class AttentionVariant:
     """`none`, `halves` (pairs i and i + H/2) or `neighbours` (pairs 2i and 2i + 1)."""
     base: float = 1e4
     key_sharing: str = "repeated"
-    """The queries that share a key: neighbours (`repeated`), or every K-th (`tiled`)."""
+    """`repeated` if neighbouring queries share a key, or `tiled` if every K-th query does."""
 
 
 def attention_candidates(
     query: NDArray, key: NDArray, value: NDArray, output: NDArray
 ) -> Iterator[CandidateCause]:
-    """Yield the candidates for attention over [B, S, heads, H]: variants with a single change.
+    """Yield the candidates for attention over [B, S, heads, H], with a single change.
 
-    PyTorch's own variant is the known one that is closest to its output.
+    PyTorch's variant is identified by its output.
     """
     size = query.shape[-1]
     scales = {
@@ -334,36 +332,38 @@ def attention_candidates(
             ("repeated", "tiled") if is_grouped else ("repeated",),
         )
     ]
-    # One sequence is enough to identify the variant.
+    # A single sequence identifies the variant.
     sample = query[:1], key[:1], value[:1]
     sample_output = output[:1].reshape(1, query.shape[1], -1)
-    original = min(variants, key=lambda v: _rms_difference(_attention(*sample, v), sample_output))
+    torch_variant = min(
+        variants, key=lambda v: _rms_difference(_attention(*sample, v), sample_output)
+    )
     scale_names = {scale: name for name, scale in scales.items()}
-    original_output = output.reshape(*query.shape[:2], -1)
-    yield CandidateCause("", "as PyTorch does", original_output)
-    if not _is_close(_attention(*sample, original), sample_output):
-        # PyTorch's variant is unknown, so describe JAX's alone.
+    torch_output = output.reshape(*query.shape[:2], -1)
+    yield CandidateCause("", "as PyTorch does", torch_output)
+    if not _is_close(_attention(*sample, torch_variant), sample_output):
+        # PyTorch's variant is unknown.
         for variant in variants:
             description = f"{_describe(variant, scale_names)}, and PyTorch an unknown variant"
             yield CandidateCause("attention", description, _attention(query, key, value, variant))
         return
     for variant in variants:
-        cause, description = _describe_change(variant, original, scale_names)
+        cause, description = _describe_change(variant, torch_variant, scale_names)
         if cause:
             yield CandidateCause(cause, description, _attention(query, key, value, variant))
     for name in ("bfloat16", "float16", "TF32"):
         narrow = NARROW_TYPES[name]
-        narrow_softmax = _attention(query, key, value, original, round_softmax=narrow)
+        narrow_softmax = _attention(query, key, value, torch_variant, round_softmax=narrow)
         description = f"with softmax in {name}"
         yield CandidateCause("attention in another dtype", description, narrow_softmax)
         narrow_operands = _attention(
-            narrow(query), narrow(key), narrow(value), original, round_softmax=narrow
+            narrow(query), narrow(key), narrow(value), torch_variant, round_softmax=narrow
         )
         if name != "float16":
             description = f"attention's matmuls with operands rounded to {name}"
             yield CandidateCause("precision default", description, narrow_operands)
         description = f"attention to {name} at the end"
-        yield CandidateCause("attention in another dtype", description, narrow(original_output))
+        yield CandidateCause("attention in another dtype", description, narrow(torch_output))
 
 
 def _describe(variant: AttentionVariant, scale_names: dict[float, str]) -> str:
@@ -375,28 +375,28 @@ def _describe(variant: AttentionVariant, scale_names: dict[float, str]) -> str:
 
 
 def _describe_change(
-    variant: AttentionVariant, original: AttentionVariant, scale_names: dict[float, str]
+    variant: AttentionVariant, torch_variant: AttentionVariant, scale_names: dict[float, str]
 ) -> tuple[str, str]:
-    """Return the cause and its description of a single change, else empty strings."""
-    changed = [
+    """Return the cause and description of a single change, else empty strings."""
+    changed_fields = [
         name
         for name in ("scale", "causal", "rotary", "base", "key_sharing")
-        if getattr(variant, name) != getattr(original, name)
+        if getattr(variant, name) != getattr(torch_variant, name)
     ]
-    if changed == ["scale"]:
-        scale, torch_scale = scale_names[variant.scale], scale_names[original.scale]
+    if changed_fields == ["scale"]:
+        scale, torch_scale = scale_names[variant.scale], scale_names[torch_variant.scale]
         return "attention scale", f"scores times {scale}, and PyTorch times {torch_scale}"
-    if changed == ["causal"]:
+    if changed_fields == ["causal"]:
         visible = "only those before it" if variant.causal else "those after it too"
         return "attention mask", f"attention where a token sees {visible}"
-    if changed in (["rotary"], ["base"]) and variant.rotary != "none":
+    if changed_fields in (["rotary"], ["base"]) and variant.rotary != "none":
         rotary = f"rotary {variant.rotary} with base {variant.base:g}"
-        torch_rotary = f"{original.rotary} with base {original.base:g}"
+        torch_rotary = f"{torch_variant.rotary} with base {torch_variant.base:g}"
         return "rotary positions", f"{rotary}, and PyTorch {torch_rotary}"
-    if changed == ["rotary"]:
+    if changed_fields == ["rotary"]:
         return "rotary positions", "without rotary positions"
-    if changed == ["key_sharing"]:
-        sharing, torch_sharing = variant.key_sharing, original.key_sharing
+    if changed_fields == ["key_sharing"]:
+        sharing, torch_sharing = variant.key_sharing, torch_variant.key_sharing
         return "shared keys", f"with keys {sharing}, and PyTorch with keys {torch_sharing}"
     return "", ""
 
@@ -446,13 +446,13 @@ def _to_numpy(parameter: Any) -> NDArray | None:
 
 
 def _is_last_axis_norm(type_name: str) -> bool:
-    """Return True if a module's type name is that of a norm over the last axis."""
+    """Return True for type names of norms over the last axis."""
     name = type_name.lower()
     return "norm" in name and not any(other in name for other in ("batch", "group", "instance"))
 
 
 def _is_close(actual: NDArray, expected: NDArray) -> bool:
-    """Return True if the values agree up to parts that PyTorch computes in float32."""
+    """Return True if the values agree within PyTorch's float32 errors."""
     scale = float(np.sqrt(np.mean(np.square(expected))))
     return _rms_difference(actual, expected) <= FLOAT32_TOLERANCE * scale
 

@@ -1,9 +1,8 @@
-"""`trace_divergence`: find the first layer in which a ported model differs from its original.
+"""`trace_divergence`: find the first layer in which a JAX model differs from its PyTorch original.
 
-Both models run on the same inputs, and PyTorch's model also runs in float64. The latter gives, for
-every layer, PyTorch's own error in float32. A layer in which JAX's error is many times larger
-computes something different, however small the difference is. If both errors are similar, the
-layers are the same. The cause is then found by trial (see `causes`).
+Both models run on the same inputs. A float64 run of PyTorch's model is the reference for the errors
+of both. A layer diverges if JAX's error is many times PyTorch's, even if it is small. The cause of
+the first divergence is found by trial (see `causes`).
 """
 
 # NumPy annotates many results as Any.
@@ -45,16 +44,16 @@ if TYPE_CHECKING:
 
 
 BOUND = 8.0
-"""The allowed ratio between the errors of the two sides."""
+"""The maximum ratio between the errors in JAX and in PyTorch."""
 FLOOR_ROUNDINGS = 4.0
-"""The roundings of its type that any layer may have. Some layers happen to have none in PyTorch."""
+"""The roundings of its type that a layer may have, even if PyTorch happens to have none."""
 MIN_REDUCTION = 3.0
-"""The factor by which a cause must reduce the error."""
+"""The minimum factor by which a cause must reduce the error."""
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """The errors of a layer on both sides, relative to the root mean square of the reference."""
+    """The errors of a layer, relative to the root mean square of the reference."""
 
     name: str
     """The name in JAX."""
@@ -63,7 +62,7 @@ class LayerError:
     jax_error: float
     torch_error: float
     floor: float
-    """The error that rounding alone may cause, in the finer of both types."""
+    """The maximum error of rounding in the finer type."""
     dtypes: tuple[str, str]
     """The types in JAX and in PyTorch."""
 
@@ -75,10 +74,10 @@ class LayerError:
         return max(self.jax_error, self.floor) / max(self.torch_error, self.floor)
 
     def diverges(self, bound: float) -> bool:
-        """Return True if the ratio of the errors is out of bound, or if both are large.
+        """Return True if the ratio exceeds the bound, or if types differ and both errors are large.
 
-        The latter counts only with different types. The float64 run has PyTorch's weights, so if
-        PyTorch rounds them to a narrower type and JAX does not, both errors are large.
+        The float64 run uses PyTorch's rounded weights. If JAX has weights of a wider type, both
+        errors are large.
         """
         both_large = min(self.jax_error, self.torch_error) > bound * self.floor
         types_differ = self.dtypes[0] != self.dtypes[1]
@@ -89,10 +88,10 @@ class LayerError:
 
 @dataclass(frozen=True)
 class DivergenceCause:
-    """The likely cause of a layer's difference."""
+    """The likely cause of a divergence."""
 
     kind: str
-    """The name of a known cause, or `unknown` if none explains the difference."""
+    """The name of the cause, or `unknown`."""
     description: str
     remaining_error: float
     """JAX's error against a reference with this cause."""
@@ -114,11 +113,11 @@ class Divergence:
     """The result of a comparison of two models.
 
     Attributes:
-        layers: The layers that both sides have, in the order of the JAX function.
-        first: The first layer that diverges, or None if all agree.
-        cause: Its likely cause, or None if all layers agree.
+        layers: The common layers, in the order of the JAX function.
+        first: The first layer that diverges, or None.
+        cause: Its likely cause, or None.
         unmatched: The JAX names without a counterpart.
-        bound: The allowed ratio between the errors of the two sides.
+        bound: The maximum ratio between the errors in JAX and in PyTorch.
     """
 
     layers: tuple[LayerError, ...]
@@ -136,7 +135,7 @@ class Divergence:
         return cast(dict[str, Any], _to_json(fields))
 
     def plot(self, path: str | Path) -> None:
-        """Plot the errors of both sides, layer by layer, into an SVG file."""
+        """Plot the errors by layer into an SVG file."""
         numbered = list(enumerate(self.layers, start=1))
         curves = {
             "JAX": [(float(n), max(layer.jax_error, layer.floor)) for n, layer in numbered],
@@ -144,14 +143,14 @@ class Divergence:
         }
         title = "Error against PyTorch in float64"
         if self.first is not None:
-            number = self.layers.index(self.first) + 1
-            curves["first divergence"] = [(float(number), self.first.jax_error)]
+            layer_number = self.layers.index(self.first) + 1
+            curves["first divergence"] = [(float(layer_number), self.first.jax_error)]
             title += f": diverges at {self.first.name}"
         x_label = "layer, in the order of computation"
         write_svg(path, Chart(title, x_label, "relative error", curves, log_x=False))
 
     def __str__(self) -> str:
-        """Return a report of a few lines."""
+        """Return the report as text."""
         count = len(self.layers)
         if self.first is None:
             worst = max(self.layers, key=lambda layer: layer.ratio)
@@ -176,7 +175,7 @@ class Divergence:
         )
 
     def _unmatched_line(self) -> str:
-        """Return a line about names that were not compared, possibly for an error in `rename`."""
+        """Return a line with the names that were not compared."""
         if not self.unmatched:
             return ""
         names = _abbreviate(dict.fromkeys(self.unmatched))
@@ -184,7 +183,7 @@ class Divergence:
 
 
 def _abbreviate(names: Iterable[str]) -> str:
-    """Return the first four names and the number of further ones."""
+    """Return four names and the number of further names."""
     names = list(names)
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return (", ".join(names[:4]) or "nothing") + more
@@ -192,9 +191,9 @@ def _abbreviate(names: Iterable[str]) -> str:
 
 def _to_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _to_json(part) for name, part in value.items()}
+        return {name: _to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(part) for part in value]
+        return [_to_json(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -210,12 +209,12 @@ def trace_divergence(
 
     Args:
         jax_fn: A function that taps its intermediates (`drumline.numerics.tap`), or returns them as
-            a dictionary by name, alone or as the second of two results. It runs under `jax.jit`.
-        torch_module: The original. It gets its training mode back.
-        inputs: An array or a tuple of arrays, for both.
+            a dictionary, alone or as the second of two results. It runs under `jax.jit`.
+        torch_module: The PyTorch module. Its training mode is restored.
+        inputs: An array or a tuple of arrays.
         rename: A mapping from JAX's names to PyTorch's, see `drumline.numerics.Rename`. `TIMM_VIT`
-            and `LLAMA` are the mappings of Drumline's models. Not needed if the names are equal.
-        bound: The allowed ratio between the errors of the two sides.
+            and `LLAMA` are the mappings of Drumline's models. Not needed for equal names.
+        bound: The maximum ratio between the errors in JAX and in PyTorch.
 
     Raises:
         UserError: No names match, or shapes differ.
@@ -223,7 +222,7 @@ def trace_divergence(
     arguments = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     _check_arguments(torch_module, arguments, bound)
     jax_arrays = _collect_intermediates(jax_fn, arguments)
-    original = record(torch_module, arguments)
+    torch_run = record(torch_module, arguments)
     reference = record(float64_copy(torch_module), arguments)
     matches = dict(_match_names(jax_arrays, reference, rename))
     if not matches:
@@ -232,7 +231,7 @@ def trace_divergence(
             f"{_abbreviate(reference.outputs)}; map the names with rename"
         )
     layers = tuple(
-        _layer_error(name, torch_name, jax_arrays[name], original, reference)
+        _layer_error(name, torch_name, jax_arrays[name], torch_run, reference)
         for name, torch_name in matches.items()
     )
     first = next((layer for layer in layers if layer.diverges(bound)), None)
@@ -257,10 +256,10 @@ def _check_arguments(torch_module: Any, inputs: Sequence[Any], bound: float) -> 
 
 
 def _collect_intermediates(jax_fn: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, NDArray]:
-    """Return all values that the function taps or returns by name, and its result as the last."""
+    """Return the values that the function taps or returns by name, and its result."""
     names: list[str] = []
     if hasattr(jax_fn, "lower"):
-        # A jitted function may have been traced before, and would not be traced again.
+        # A jitted function may have a cached trace without the taps.
         jax_fn = getattr(jax_fn, "__wrapped__", jax_fn)
 
     def run(*inputs: Any) -> list[Any]:
@@ -274,7 +273,7 @@ def _collect_intermediates(jax_fn: Callable[..., Any], inputs: Sequence[Any]) ->
             arrays |= result
         elif hasattr(result, "shape"):
             arrays.setdefault(OUTPUT, result)
-        names[:] = arrays  # jit returns dictionaries in sorted order, so keep this one
+        names[:] = arrays  # jit sorts dictionaries
         return list(arrays.values())
 
     try:
@@ -290,7 +289,7 @@ def _collect_intermediates(jax_fn: Callable[..., Any], inputs: Sequence[Any]) ->
 def _match_names(
     jax_arrays: Mapping[str, NDArray], reference: Recording, rename: Rename | None
 ) -> Iterator[tuple[str, TorchName]]:
-    """Yield the names that both sides have, in JAX and in PyTorch."""
+    """Yield the pairs of JAX and PyTorch names."""
     for name, jax_array in jax_arrays.items():
         counterpart = torch_counterpart(name, rename)
         if counterpart is not None and not isinstance(counterpart, str):
@@ -313,14 +312,14 @@ def _layer_error(
     name: str,
     torch_name: TorchName,
     jax_array: NDArray,
-    original: Recording,
+    torch_run: Recording,
     reference: Recording,
 ) -> LayerError:
-    torch_array, expected = original.value(torch_name), reference.value(torch_name)
+    torch_array, expected = torch_run.value(torch_name), reference.value(torch_name)
     assert torch_array is not None
     assert expected is not None
-    # The finer of both types, so that a side with a coarser type is reported.
-    dtypes = jax_array.dtype, original.dtype(torch_name)
+    # Use the finer type, so that a coarser type in JAX or PyTorch is reported.
+    dtypes = jax_array.dtype, torch_run.dtype(torch_name)
     rounding = min(
         (float(ml_dtypes.finfo(dtype).eps) / 2 for dtype in dtypes if _is_float(dtype)),
         default=2.0**-24,
@@ -342,7 +341,7 @@ def _find_cause(
     matches: Mapping[str, TorchName],
     reference: Recording,
 ) -> DivergenceCause:
-    """Return the known cause that best explains JAX's output of a layer."""
+    """Return the cause that best explains JAX's output of a layer."""
     torch_name = matches[first.name]
     expected = reference.value(torch_name)
     assert expected is not None
@@ -397,14 +396,14 @@ def _candidates(
     matches: Mapping[str, TorchName],
     reference: Recording,
 ) -> Iterator[CandidateCause]:
-    """Yield the values of a layer under each known cause."""
+    """Yield the values of a layer under the known causes."""
     module, x = reference.module(torch_name), reference.module_input(torch_name.module)
     expected = reference.value(torch_name)
     assert expected is not None
     if module is not None and x is not None:
         output = reference.module_output(torch_name.module)
         candidates = []
-        # A module may only look like one of a known kind.
+        # A module may differ from its apparent type.
         with suppress(ArithmeticError, IndexError, RuntimeError, TypeError, ValueError):
             for candidate in causes.module_candidates(module, x, output):
                 value = torch_name.select(_to_output_shape(candidate.output, output))
@@ -415,7 +414,7 @@ def _candidates(
     scope, dot, last = name.rpartition(".")
 
     def sibling(other: str) -> NDArray | None:
-        """Return the reference of another tap in the same block, in its JAX shape."""
+        """Return the reference of a tap in the same block, in its JAX shape."""
         key = f"{scope}{dot}{other}"
         value = reference.value(matches[key]) if key in matches else None
         return None if value is None else value.reshape(jax_arrays[key].shape)
@@ -425,7 +424,7 @@ def _candidates(
         if query is not None and key is not None and values is not None and query.ndim == 4:
             yield from causes.attention_candidates(query, key, values, expected)
         return
-    # The two residual sums of a block: after attention and after the feed-forward part.
+    # The residual sums of a block, after attention and after the feed-forward layer.
     norm = matches.get(f"{scope}{dot}attention_norm")
     sums = {
         "attention": (
@@ -442,7 +441,7 @@ def _candidates(
 
 
 def _align(array: NDArray, expected: NDArray) -> NDArray:
-    """Reshape a JAX array to PyTorch's shape, with channels first if PyTorch has them first."""
+    """Reshape a JAX array to PyTorch's shape, from NHWC to NCHW if necessary."""
     if array.shape != expected.shape and array.ndim == 4 and expected.ndim == 4:
         transposed = array.transpose(0, 3, 1, 2)
         if transposed.shape == expected.shape:
@@ -458,7 +457,7 @@ def _to_output_shape(array: NDArray, output: NDArray) -> NDArray:
 
 
 def _relative_error(array: NDArray, expected: NDArray) -> float:
-    """Return the root mean square of the error, relative to that of the finite expected values."""
+    """Return the root mean square error relative to the finite expected values."""
     actual = _align(array.astype(np.float64), expected)
     finite = expected[np.isfinite(expected)]
     scale = math.sqrt(float(np.mean(np.square(finite)))) if finite.size else 0.0
@@ -471,7 +470,7 @@ def _relative_error(array: NDArray, expected: NDArray) -> float:
 
 
 def _equal_or_nan(array: NDArray, expected: NDArray) -> NDArray:
-    """Return True for equal elements, including equal infinities and NaN, as in a mask."""
+    """Return True for equal elements, including infinities and NaN."""
     return (array == expected) | (np.isnan(array) & np.isnan(expected))
 
 

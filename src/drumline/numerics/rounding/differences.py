@@ -1,8 +1,8 @@
-"""Differences between two arrays: in elements, absolute, in ulps, and in argmax decisions.
+"""Differences between arrays: in elements, absolute, in ulps, and in argmax decisions.
 
-An ulp (unit in the last place) is the distance of a number to its neighbour in the same dtype.
-Between two numbers, the ulp of the larger one counts, so that a difference across zero or a power
-of two is not exaggerated.
+An ulp (unit in the last place) is the distance of a value to its neighbour in the same dtype. The
+ulp of the larger value counts, so that differences across zero or a power of two are not
+exaggerated.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Difference:
     differing: int
     """The number of elements with different bits. All NaNs are equal."""
     largest: float
-    """The largest absolute difference; infinite between a finite and a non-finite element."""
+    """The maximum absolute difference; infinite between a finite and a non-finite element."""
     ulps: float | None
-    """The largest difference in ulps, or None for arrays that are not floating-point."""
+    """The maximum difference in ulps, or None for arrays that are not floating-point."""
 
     units = renamed_attribute("units", "ulps")
 
@@ -54,7 +54,7 @@ def measure_difference(a: np.ndarray, b: np.ndarray) -> Difference:
     wide_a, wide_b = a.astype(widest), b.astype(widest)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.abs(wide_a - wide_b)
-    # The distance is 0 between the two zeros, and infinite between a NaN and a number.
+    # The distance is 0 between the zeros, and infinite to a NaN.
     distance = np.where(wide_a == wide_b, 0.0, np.where(np.isnan(distance), np.inf, distance))
     ulps = None
     if is_float:
@@ -109,7 +109,7 @@ def _widest_dtype(array: np.ndarray) -> Any:
 
 @dataclass(frozen=True)
 class Margin:
-    """The distance between the largest and the second largest element of a row."""
+    """The distance between the two largest elements of a row."""
 
     absolute: float
     ulps: float
@@ -134,7 +134,7 @@ class ArgmaxFlips:
     """The number of rows."""
     flipped: int
     largest: Margin | None
-    """The largest margin of a flipped row as compiled, or None without flips."""
+    """The maximum margin of a flipped row as compiled, or None without flips."""
     median: Margin | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class ArgmaxFlips:
 def count_flips(output: str, a: np.ndarray, b: np.ndarray) -> ArgmaxFlips:
     """Compare the argmax over the last axis. The margins are those of `a`.
 
-    As in JAX, the first of several equal elements wins, and NaN is larger than any number.
+    As in JAX, the first of equal elements wins, and NaN is the maximum.
     """
     rows = a.astype(np.float64).reshape(-1, a.shape[-1])
     other_rows = b.astype(np.float64).reshape(rows.shape)

@@ -50,27 +50,27 @@ class ProgramInMode:
 
     def outputs(self) -> list[np.ndarray]:
         """Return the outputs of the function, leaf by leaf."""
-        return self._run(self.program.closed)
+        return self._run(self.program.closed_jaxpr)
 
     def results(self, index: int) -> list[np.ndarray]:
-        """Return the results of one operation, from a program that ends with it."""
+        """Return the results of an operation, from a program that ends with it."""
         return self._run(self.program.program_until(index))
 
-    def _run(self, closed: Any) -> list[np.ndarray]:
-        function = jex.jaxpr_as_fun(closed)
+    def _run(self, closed_jaxpr: Any) -> list[np.ndarray]:
+        function = jex.jaxpr_as_fun(closed_jaxpr)
         if self.mode is not ExecutionMode.OP_BY_OP:
             options = dict(self.program.compiler_options)
             if self.mode is ExecutionMode.NO_EXCESS:
                 options[EXCESS_PRECISION] = False
             function = jax.jit(function, compiler_options=options or None)
-        # Without `jit`, each equation is compiled and run separately.
+        # Without `jit`, equations are compiled and run separately.
         return [to_host(value) for value in function(*self.program.inputs)]
 
 
 def all_executions(function: Callable[..., Any], inputs: Sequence[Any]) -> list[ProgramInMode]:
-    """Return an execution of a function for each mode, the compiled one first.
+    """Return the executions of a function in all modes, starting with AS_COMPILED.
 
-    The mode HIGHEST is left out if the function has other operations in it.
+    The mode HIGHEST is omitted if it changes the operations of the function.
     """
     program = trace(function, inputs)
     # JAX sets the precision of a matmul during tracing.
@@ -106,8 +106,8 @@ def run_in_float64(program: TracedFunction) -> list[np.ndarray]:
     """
     with jax.enable_x64(True), _on_cpu():
         inputs = [_move_to_host(value) for value in program.inputs]
-        jaxpr = program.closed.jaxpr
-        constants = [_move_to_host(value) for value in program.closed.consts]
+        jaxpr = program.closed_jaxpr.jaxpr
+        constants = [_move_to_host(value) for value in program.closed_jaxpr.consts]
         env = _initial_env(jaxpr, constants, inputs)
         for index, equation in enumerate(jaxpr.eqns):
             try:
@@ -143,7 +143,7 @@ def _initial_env(jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) ->
 def _read(atom: Any, env: dict[Any, Any]) -> Any:
     if not isinstance(atom, jex.Literal):
         return env[atom]
-    # A literal is first rounded to its own dtype, as in the function.
+    # Round a literal to its dtype, as in the function.
     return _to_float64(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
 
 
@@ -165,8 +165,8 @@ def _evaluate(equation: Any, env: dict[Any, Any]) -> None:
     variables = [jex.Var(atom.aval) for atom in equation.invars]
     converted = equation.replace(invars=variables, params=params)
     outputs = [var for var in equation.outvars if not isinstance(var, jex.DropVar)]
-    closed = make_closed_jaxpr([], variables, outputs, [converted])
-    results = jex.jaxpr_as_fun(closed)(*operands)
+    closed_jaxpr = make_closed_jaxpr([], variables, outputs, [converted])
+    results = jex.jaxpr_as_fun(closed_jaxpr)(*operands)
     if any(are_floats) and any(_float64_dtype(value.dtype) != value.dtype for value in results):
         raise NotImplementedError(name)
     env.update(zip(outputs, map(_to_float64, results), strict=True))
@@ -204,8 +204,8 @@ def _convert_param(value: Any) -> Any:
     return value
 
 
-def _convert_body(closed: Any) -> Any:
-    inlined, _ = inline_calls(closed)
+def _convert_body(closed_jaxpr: Any) -> Any:
+    inlined, _ = inline_calls(closed_jaxpr)
 
     def body(*inputs: Any) -> list[Any]:
         env = _initial_env(inlined.jaxpr, inlined.consts, inputs)

@@ -1,14 +1,13 @@
 """Find the first operation that differs between two executions of a function, and explain it.
 
-A program that ends with operation k returns only that operation's results. Two executions of it are
-compared bit by bit. The search bisects the operations that an output depends on, between an
-operation that agrees and a later one that differs. So it ends at a pair of neighbours even if
-differences appear and disappear again. Then it compares the operands, because the neighbour may be
-on another branch. A shorter program is also fused differently: the result is an operation that
-differs although all its operands agree, as seen at the end of such programs.
+The search compares two executions of programs that end with operation k, bit by bit. It bisects the
+ancestors of an output, between an operation that agrees and a later operation that differs, and so
+ends at neighbours even if differences appear and disappear. Then it compares the operands, because
+the neighbour may be on a different branch. The result is an operation that differs while its
+operands agree, both at the end of a program. Shorter programs are fused differently.
 
-The compiler does not report what it did. The explanation follows from the operation, the producers
-of its operands, and the freedom that was taken from the compiler.
+The compiler does not report its rewrites. The explanation follows from the operation, the producers
+of its operands, and the execution mode.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _RESHAPES = (
     "stop_gradient",
     "transpose",
 )
-"""Operations that return the same numbers in another shape."""
+"""Operations that change only the shape."""
 _MEMORY_READS = ("concatenate", "dynamic_slice", "gather", "optimization_barrier", "sort", "top_k")
 """Operations that read their operands from memory, after rounding."""
 _APPROXIMATED = (
@@ -65,7 +64,7 @@ class OperationRunner(Protocol):
     """An execution of a function that can return the results of any operation."""
 
     def results(self, index: int) -> list[np.ndarray]:
-        """Return the results of one operation."""
+        """Return the results of an operation."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,10 @@ class FirstDifference:
 
 
 class DifferenceSearch:
-    """A search for differences from one execution, whose results are cached."""
+    """A search for differences from an execution, whose results are cached."""
 
     def __init__(self, program: TracedFunction, runner: OperationRunner) -> None:
-        """`runner` is the execution that others are compared with."""
+        """`runner` is the execution to compare with."""
         self._program = program
         self._runner = runner
         self._results: dict[int, list[np.ndarray]] = {}
@@ -99,10 +98,10 @@ class DifferenceSearch:
     def find(self, other: OperationRunner, ends: Sequence[int]) -> tuple[int, Difference] | None:
         """Return the first operation that differs among the ancestors of `ends`.
 
-        Return None if none of `ends` differs at the end of its own program.
+        Return None if none of `ends` differs at the end of its program.
         """
         differences: dict[int, Difference] = {}
-        # Enough comparisons for two searches: the first, and those on branches that it missed.
+        # Enough comparisons for two searches: the initial search, and those on other branches.
         max_comparisons = 2 * math.ceil(math.log2(len(self._program) + 1)) + 4
 
         def differs(index: int) -> bool:
@@ -124,7 +123,7 @@ class DifferenceSearch:
         return None
 
     def _bisect(self, end: int, differs: Callable[[int], bool]) -> int:
-        # A mask between two layers always agrees and would send the search to its own branch.
+        # A mask between layers always agrees and would send the search to its branch.
         ancestors = self._program.ancestors(end)[:-1]
         path = [*(index for index in ancestors if index in self._program.float_dependent), end]
         agreeing, differing = -1, len(path) - 1
@@ -137,7 +136,7 @@ class DifferenceSearch:
         return path[differing]
 
     def _measure(self, other: OperationRunner, index: int) -> Difference:
-        """Return the largest difference of an operation's results."""
+        """Return the maximum difference of an operation's results."""
         if index not in self._results:
             self._results[index] = self._runner.results(index)
         pairs = zip(self._results[index], other.results(index), strict=True)
@@ -191,7 +190,7 @@ def _explain_excess(program: TracedFunction, index: int, name: str) -> str:
 def _operand_roundings(program: TracedFunction, index: int) -> list[tuple[str, SourceLine | None]]:
     """Return the dtype and source of the operands that an operation rounds to 16 bits or fewer.
 
-    Operands in memory, from a gather or a sort, are returned only if there are no others.
+    Operands in memory, from a gather or a sort, are returned only without others.
     """
     roundings = []
     for atom in program.equations[index].invars:
@@ -206,7 +205,7 @@ def _operand_roundings(program: TracedFunction, index: int) -> list[tuple[str, S
 
 
 def _skip_reshapes(program: TracedFunction, producer: int | None) -> int | None:
-    """Return the operation that computed the numbers, before any reshapes."""
+    """Return the operation before any reshapes."""
     while producer is not None and _primitive(program, producer) in _RESHAPES:
         producer = program.producer(program.equations[producer].invars[0])
     return producer

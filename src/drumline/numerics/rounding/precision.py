@@ -3,9 +3,9 @@
     report = precision(sample, logits)
     print(report.verdict)
 
-The function runs as compiled, and in modes that each take one freedom from the compiler. A
-reference in float64 shows which result is closer. For each mode that changes an output, a search
-finds the first operation that differs.
+The function runs as compiled, and in modes that restrict the compiler. A float64 reference shows
+which result is closer. If a mode changes an output, a search finds the first operation that
+differs.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SETTINGS = {
     ExecutionMode.NO_EXCESS: "jax.jit(f, compiler_options={'xla_allow_excess_precision': False})",
     ExecutionMode.HIGHEST: "with jax.default_matmul_precision('highest'): ...",
 }
-"""The code that runs a function in a mode."""
+"""The code that selects a mode."""
 
 
 @dataclass(frozen=True)
 class OutputReport:
-    """An output of the function in one mode."""
+    """An output of the function in a mode."""
 
     name: str
     kind: str
@@ -54,7 +54,7 @@ class OutputReport:
     change: Difference
     """The difference from the output as compiled."""
     error: Difference | None
-    """The difference from the reference, if there is one."""
+    """The difference from the reference, if available."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the output as JSON values."""
@@ -68,22 +68,22 @@ class OutputReport:
 
 @dataclass(frozen=True)
 class VariantReport:
-    """The outputs of the function in one mode."""
+    """The outputs of the function in a mode."""
 
     mode: ExecutionMode
     outputs: tuple[OutputReport, ...]
     first: FirstDifference | None = None
-    """The first operation that differs from the function as compiled. None if nothing differs, or
+    """The first operation that differs from the function as compiled. None without differences, or
     if only the whole function differs."""
     flips: tuple[ArgmaxFlips, ...] = ()
     same_as: ExecutionMode | None = None
-    """An earlier mode with the same bits, if they differ from those as compiled."""
+    """An earlier mode with the same bits, if these differ from the function as compiled."""
 
     way = renamed_attribute("way", "mode")
 
     @property
     def changes(self) -> int:
-        """The number of elements that differ from those as compiled."""
+        """The number of elements that differ from the function as compiled."""
         return sum(output.change.differing for output in self.outputs)
 
     @property
@@ -201,9 +201,11 @@ class _Comparison:
         for execution in self.executions:
             names, outputs = execution.program.output_names, execution.outputs()
             output_reports = _report_outputs(names, self.compiled_outputs, outputs, self.reference)
-            changed = [i for i, report in enumerate(output_reports) if report.change.differing]
+            changed_outputs = [
+                i for i, report in enumerate(output_reports) if report.change.differing
+            ]
             twin = None
-            if changed:
+            if changed_outputs:
                 pairs = zip(reports, earlier_outputs, strict=True)
                 twin = next((report for report, other in pairs if _equal(other, outputs)), None)
             earlier_outputs.append(outputs)
@@ -214,16 +216,20 @@ class _Comparison:
                 VariantReport(
                     execution.mode,
                     output_reports,
-                    twin.first if twin else self._find_first(execution, changed),
+                    twin.first if twin else self._find_first(execution, changed_outputs),
                     flips,
                     twin.mode if twin else None,
                 )
             )
         return reports
 
-    def _find_first(self, execution: ProgramInMode, changed: list[int]) -> FirstDifference | None:
+    def _find_first(
+        self, execution: ProgramInMode, changed_outputs: list[int]
+    ) -> FirstDifference | None:
         program = execution.program
-        producers = [program.producer(program.closed.jaxpr.outvars[i]) for i in changed]
+        producers = [
+            program.producer(program.closed_jaxpr.jaxpr.outvars[i]) for i in changed_outputs
+        ]
         first = self.search.find(execution, [index for index in producers if index is not None])
         if first is None:
             return None
@@ -288,19 +294,19 @@ def _argmax_outputs(
 
 
 def _advice(variant: VariantReport) -> str:
-    changed = f"{variant.changes:,} of {variant.elements:,} elements"
+    counts = f"{variant.changes:,} of {variant.elements:,} elements"
     if variant.mode is ExecutionMode.NO_EXCESS:
         return (
-            f"excess precision changes {changed}; to have every rounding happen, write "
+            f"excess precision changes {counts}; to have every rounding happen, write "
             f"{SETTINGS[variant.mode]}"
         )
     if variant.mode is ExecutionMode.HIGHEST:
         return (
-            f"matmul precision changes {changed}; to multiply with every bit, write "
+            f"matmul precision changes {counts}; to multiply with every bit, write "
             f"{SETTINGS[variant.mode]}"
         )
     ulps = max((output.change.ulps or 0.0 for output in variant.outputs), default=0.0)
     return (
-        f"compiled together or op by op, {changed} differ by up to {ulps:.3g} units of the last "
+        f"compiled together or op by op, {counts} differ by up to {ulps:.3g} units of the last "
         "place: no setting gives both the same bits, so compare with a tolerance"
     )

@@ -1,9 +1,8 @@
-"""Trace a function into one flat list of operations, each with its line of the user's code.
+"""Trace a function into a flat list of operations with their source lines.
 
-JAX traces a function into equations. Some of them call others: a nested `jit`, a custom derivative,
-a checkpoint. These calls are inlined here, so that the operations run one after another and the
-program can end after any of them. Loops and branches (`scan`, `while`, `cond`) stay one operation.
-Prints are left out, because they would be repeated in every run.
+JAX traces a function into equations. Calls (a nested `jit`, a custom derivative, a checkpoint) are
+inlined, so that a program can end after any operation. Loops and branches (`scan`, `while`, `cond`)
+are single operations. Prints are removed, because every run would repeat them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
-"""The primitives that only call other equations, and the parameter that contains these."""
+"""The primitives for calls, and the parameter with the called jaxpr."""
 _PRINTS = ("debug_callback", "debug_print")
 _SOURCE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")
 _JAX_FOLDER = str(Path(jax.__file__).parent)
@@ -51,7 +50,7 @@ class SourceLine:
     line: int
 
     def __str__(self) -> str:
-        """Return `file:line`, relative to the current folder if the file is in it."""
+        """Return `file:line`, relative to the current folder if possible."""
         path = Path(self.file)
         path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
         return f"{path}:{self.line}"
@@ -59,7 +58,7 @@ class SourceLine:
 
 @dataclass(frozen=True)
 class TracedOperation:
-    """A description of one operation of a function."""
+    """A description of an operation."""
 
     number: int
     """The number of the operation, starting at 1."""
@@ -68,7 +67,7 @@ class TracedOperation:
     """The types of the inputs, such as `bfloat16[8,512]`."""
     outputs: tuple[str, ...]
     source: SourceLine | None
-    """The line of the user's code, or None if JAX does not know it."""
+    """The line of the user's code, or None if unknown."""
 
     takes = renamed_attribute("takes", "inputs")
     gives = renamed_attribute("gives", "outputs")
@@ -90,15 +89,15 @@ class TracedOperation:
 class TracedFunction:
     """The operations of a function, with its inputs and the names of its outputs."""
 
-    closed: Any
+    closed_jaxpr: Any
     """The closed jaxpr without calls."""
     sources: tuple[SourceLine | None, ...]
-    """The user's line for each operation."""
+    """The source lines of the operations."""
     inputs: tuple[Any, ...]
     output_names: tuple[str, ...]
-    """The path of each output in the result of the function."""
+    """The paths of the outputs in the result of the function."""
     compiler_options: dict[str, Any]
-    """The options of the user's own `jit`."""
+    """The options of the user's `jit`."""
 
     def __len__(self) -> int:
         """Return the number of operations."""
@@ -107,7 +106,7 @@ class TracedFunction:
     @property
     def equations(self) -> list[Any]:
         """The equations of the jaxpr, in order."""
-        equations: list[Any] = self.closed.jaxpr.eqns
+        equations: list[Any] = self.closed_jaxpr.jaxpr.eqns
         return equations
 
     @cached_property
@@ -126,17 +125,17 @@ class TracedFunction:
         return sorted({producer for producer in producers if producer is not None})
 
     def ancestors(self, index: int) -> list[int]:
-        """Return all operations that an operation depends on, in order, and the operation."""
+        """Return an operation and its dependencies, in order."""
         required = {index}
-        for earlier in range(index, -1, -1):
-            if earlier in required:
-                required.update(self.operands(earlier))
+        for candidate in range(index, -1, -1):
+            if candidate in required:
+                required.update(self.operands(candidate))
         return sorted(required)
 
     @cached_property
     def float_dependent(self) -> frozenset[int]:
         """The operations that depend on a float input or constant, unlike a mask or an index."""
-        jaxpr = self.closed.jaxpr
+        jaxpr = self.closed_jaxpr.jaxpr
         floats = {
             var
             for var in (*jaxpr.invars, *jaxpr.constvars)
@@ -151,8 +150,8 @@ class TracedFunction:
         return frozenset(dependent)
 
     def program_until(self, index: int) -> Any:
-        """Return a closed jaxpr that computes only the results of one operation."""
-        equations = [self.equations[earlier] for earlier in self.ancestors(index)]
+        """Return a closed jaxpr that computes only the results of an operation."""
+        equations = [self.equations[ancestor] for ancestor in self.ancestors(index)]
         outputs = [var for var in equations[-1].outvars if not isinstance(var, jex.DropVar)]
         variables = {
             atom
@@ -162,10 +161,12 @@ class TracedFunction:
         }
         constants = [
             (var, value)
-            for var, value in zip(self.closed.jaxpr.constvars, self.closed.consts, strict=True)
+            for var, value in zip(
+                self.closed_jaxpr.jaxpr.constvars, self.closed_jaxpr.consts, strict=True
+            )
             if var in variables
         ]
-        return make_closed_jaxpr(constants, self.closed.jaxpr.invars, outputs, equations)
+        return make_closed_jaxpr(constants, self.closed_jaxpr.jaxpr.invars, outputs, equations)
 
     def operation(self, index: int) -> TracedOperation:
         """Return the description of an operation."""
@@ -189,7 +190,7 @@ def type_name(value: Any) -> str:
 def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> TracedFunction:
     """Trace a function with these inputs.
 
-    Inputs that are neither arrays nor numbers are passed to the function as they are.
+    Inputs that are neither arrays nor numbers are passed unchanged.
 
     Raises:
         UserError: JAX cannot trace the function, or it returns nothing.
@@ -210,7 +211,7 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> TracedFunction
 
     array_inputs = tuple(array for array in arrays if array is not None)
     try:
-        closed, output_shapes = jax.make_jaxpr(call, return_shape=True)(*array_inputs)
+        closed_jaxpr, output_shapes = jax.make_jaxpr(call, return_shape=True)(*array_inputs)
     except jax.errors.ConcretizationTypeError as error:
         raise UserError(
             "the function decides by the value of an input, which jit does not know: bind that "
@@ -221,15 +222,15 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> TracedFunction
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(output_shapes)]
     if not paths:
         raise UserError("the function returns no array: there is nothing to compare")
-    inlined, sources = inline_calls(closed)
+    inlined, sources = inline_calls(closed_jaxpr)
     return TracedFunction(inlined, sources, array_inputs, tuple(map(_path_name, paths)), options)
 
 
-def inline_calls(closed: Any) -> tuple[Any, tuple[SourceLine | None, ...]]:
-    """Return a closed jaxpr without calls, and the source line of each of its equations."""
+def inline_calls(closed_jaxpr: Any) -> tuple[Any, tuple[SourceLine | None, ...]]:
+    """Return a closed jaxpr without calls, and the source lines of its equations."""
     inliner = _Inliner([], [], [])
-    inputs = [jex.Var(var.aval) for var in closed.jaxpr.invars]
-    outputs = inliner.inline(closed.jaxpr, closed.consts, inputs, None)
+    inputs = [jex.Var(var.aval) for var in closed_jaxpr.jaxpr.invars]
+    outputs = inliner.inline(closed_jaxpr.jaxpr, closed_jaxpr.consts, inputs, None)
     inlined = make_closed_jaxpr(inliner.constants, inputs, outputs, inliner.equations)
     return inlined, tuple(inliner.sources)
 
@@ -250,7 +251,7 @@ def make_closed_jaxpr(
 
 @dataclass(frozen=True)
 class _Inliner:
-    """The flat list of equations, while calls are inlined into it."""
+    """A flat list of equations under construction."""
 
     equations: list[Any]
     sources: list[SourceLine | None]
@@ -261,8 +262,8 @@ class _Inliner:
     ) -> list[Any]:
         """Append the equations of a called jaxpr and return its outputs.
 
-        All variables are new, because two calls of one function share its variables. `call_source`
-        is the line of the call if the called function is not the user's.
+        All variables are new, because calls of the same function share variables. `call_source` is
+        the line of the call if the called function is not the user's.
         """
         variables = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, value in zip(jaxpr.constvars, constants, strict=True):
@@ -281,7 +282,7 @@ class _Inliner:
             if name in _CALLS and _CALLS[name] in equation.params:
                 called = equation.params[_CALLS[name]]
                 inner = getattr(called, "jaxpr", called)
-                # JAX traces its own functions once, with the lines of the first caller.
+                # JAX traces library functions once, with the lines of the first caller.
                 inner_source = source if call_source or _is_jax_function(inner) else None
                 inner_constants = getattr(called, "consts", ())
                 results = self.inline(inner, inner_constants, operands, inner_source)
@@ -302,9 +303,9 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _without_jit(function: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Split a function that is compiled with options into the function and its options.
+    """Split a function that is compiled with options, because JAX cannot trace it inside another.
 
-    JAX cannot trace such a function inside another one.
+    Return the function and its options.
     """
     options = getattr(getattr(function, "_jit_info", None), "compiler_options_kvs", ())
     return (function.__wrapped__, dict(options)) if options else (function, {})
