@@ -199,7 +199,7 @@ def outer(
 
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    launch = _launch(body, (groups, tile_rows, columns_), out_dtype, x)
+    launch = _launch(body, (groups, d, f), out_dtype, x)
     return match_varying(launch(first, k_steps, x, y), x)[0]  # a kernel may lose the varying axes
 
 
