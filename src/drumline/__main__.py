@@ -1,4 +1,4 @@
-"""The process of a command: `drumline`, or `python -m drumline`."""
+"""The entry point of the command line: `drumline`, or `python -m drumline`."""
 
 import gc
 
@@ -6,14 +6,14 @@ import gc
 def run() -> None:
     """Run the command line and exit with its code.
 
-    A command lives for a tenth of a second and leaves its memory to the system. Looking through
-    all that was imported for garbage, most of all as Python ends, would be a sixth of that.
+    A command runs for a tenth of a second and leaves its memory to the operating system. Garbage
+    collection of the imported modules, most of all at exit, would take a sixth of this time.
     """
     gc.disable()
     from drumline.cli import main
 
     gc.freeze()
-    gc.enable()  # for those that stay: follow, logs, list --watch
+    gc.enable()  # for long commands: follow, logs, list --watch
     try:
         main()
     finally:

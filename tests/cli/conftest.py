@@ -1,4 +1,4 @@
-"""A stand-in for the server: canned answers on a Unix socket, and a record of what was asked."""
+"""A fake server with fixed answers on a Unix socket, which records its requests."""
 
 import json
 import socketserver
@@ -16,13 +16,13 @@ from drumline.cli import main
 from drumline.jobs.connection import VERSION_HEADER
 
 
-class StandIn:
-    """Answers by method and path; an answer may be a value, or a function of query and body."""
+class FakeServer:
+    """Answers by method and path. An answer is a value, or a function of query and body."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.version = __version__
-        self.asked: list[tuple[str, str, Any]] = []
+        self.requests: list[tuple[str, str, Any]] = []
         self.answers: dict[str, Any] = {
             "GET /status": {
                 "pid": 4242,
@@ -35,7 +35,7 @@ class StandIn:
         }
 
     def holds(self, *jobs: dict[str, Any]) -> None:
-        """Let these jobs exist."""
+        """Add jobs."""
         self.answers["GET /jobs"] = list(jobs)
         for job in jobs:
             self.answers[f"GET /jobs/{job['id']}"] = job
@@ -43,25 +43,25 @@ class StandIn:
     def answer(self, method: str, target: str, body: Any) -> tuple[int, Any]:
         path, _, query = target.partition("?")
         if path != "/status":
-            self.asked.append((method, target, body))
-        found = self.answers.get(f"{method} {path}", (404, {"error": f"there is no {path}"}))
-        if callable(found):
-            found = found(query, body)
-        return found if isinstance(found, tuple) else (200, found)
+            self.requests.append((method, target, body))
+        answer = self.answers.get(f"{method} {path}", (404, {"error": f"there is no {path}"}))
+        if callable(answer):
+            answer = answer(query, body)
+        return answer if isinstance(answer, tuple) else (200, answer)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    stand_in: StandIn
+    fake: FakeServer
 
     def _serve(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
-        status, answer = self.stand_in.answer(self.command, self.path, body)
+        status, answer = self.fake.answer(self.command, self.path, body)
         content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header(VERSION_HEADER, self.stand_in.version)
+        self.send_header(VERSION_HEADER, self.fake.version)
         self.end_headers()
         self.wfile.write(content)
 
@@ -78,7 +78,7 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A command that has its answer hangs up, perhaps before all of it was written."""
+        """Ignore a command that disconnects before its answer is complete."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -92,20 +92,20 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def server(home: Path) -> Iterator[StandIn]:
-    stand_in = StandIn(home)
-    handler = type("Handler", (_Handler,), {"stand_in": stand_in})
-    with _Server(str(home / "server.sock"), handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
+def server(home: Path) -> Iterator[FakeServer]:
+    fake = FakeServer(home)
+    handler = type("Handler", (_Handler,), {"fake": fake})
+    with _Server(str(home / "server.sock"), handler) as http_server:
+        thread = threading.Thread(target=http_server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        yield stand_in
-        listening.shutdown()
+        yield fake
+        http_server.shutdown()
         thread.join()
 
 
 @pytest.fixture
 def drumline() -> Callable[..., int]:
-    """Run the command line in this process; returns its exit code."""
+    """Return a function that runs the command line in this process and returns its exit code."""
 
     def run(*arguments: str) -> int:
         with pytest.raises(SystemExit) as ended:
@@ -118,7 +118,7 @@ def drumline() -> Callable[..., int]:
 
 @pytest.fixture
 def a_job() -> Callable[..., dict[str, Any]]:
-    """A job as `show` tells it: running, unless said otherwise."""
+    """Return a function that makes a job as `show` returns it, RUNNING by default."""
 
     def make(number: str = "000004", **changes: Any) -> dict[str, Any]:
         job = {

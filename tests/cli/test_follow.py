@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from drumline.cli.connect import runnable
-from drumline.cli.follow import Screen, Story, follow, progress_line
-from drumline.cli.rendering.text import harmless, width
+from drumline.cli.follow import EventFormatter, Screen, follow, progress_line
+from drumline.cli.rendering.text import display_width, sanitize
 from drumline.jobs.client import Client
 
 Run = Callable[..., int]
@@ -64,12 +64,12 @@ def a_life(server: Any, a_job: Make, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_the_story_of_a_job_that_was_preempted(
+def test_follow_prints_the_events_of_a_preempted_job(
     a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str], server: Any
 ) -> None:
-    said = "test accuracy 97.1 %\nparameters identical to an undisturbed run: yes"
+    result = "test accuracy 97.1 %\nparameters identical to an undisturbed run: yes"
     end = {"status": "SUCCEEDED", "ended": 1_700_000_048.0, "preemptions": 1, "steps_again": 1,
-           "progress": {"step": 300, "total": 300, "loss": 0.093, "result": said}}  # fmt: skip
+           "progress": {"step": 300, "total": 300, "loss": 0.093, "result": result}}  # fmt: skip
     file = a_life(
         (FIRST[:2], {"status": "WAITING"}),
         (FIRST[2:], {"progress": {"step": 140, "total": 300, "loss": 0.4123,
@@ -92,7 +92,7 @@ def test_the_story_of_a_job_that_was_preempted(
         "  next: drumline show 000001 · drumline plot 000001 · drumline logs 000001",
     ]
     afters = [
-        path.split("after=")[1].split("&")[0] for _, path, _ in server.asked if "after" in path
+        path.split("after=")[1].split("&")[0] for _, path, _ in server.requests if "after" in path
     ]
     assert afters == ["0", "2", "5", "10"]
 
@@ -118,7 +118,7 @@ def test_a_failure_ends_with_its_cause_and_exit_code_1(
     ]
 
 
-def test_a_cancelled_job_is_no_success(
+def test_a_cancelled_job_exits_with_1(
     a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = a_life((FIRST, {"status": "CANCELLED", "ended": 1_700_000_020.0}))
@@ -126,7 +126,7 @@ def test_a_cancelled_job_is_no_success(
     assert "! 000001 was cancelled after 20 s" in capsys.readouterr().out
 
 
-def test_json_gets_stdout_to_itself(
+def test_with_json_events_go_to_stderr(
     a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = a_life((FIRST, {"status": "SUCCEEDED", "ended": 1_700_000_020.0}))
@@ -136,7 +136,7 @@ def test_json_gets_stdout_to_itself(
     assert "✓ slice" in captured.err
 
 
-def test_ctrl_c_leaves_the_job_alone(
+def test_ctrl_c_does_not_stop_the_job(
     a_life: Callable[..., Path],
     drumline: Run,
     capsys: pytest.CaptureFixture[str],
@@ -151,31 +151,31 @@ def test_ctrl_c_leaves_the_job_alone(
     file = a_life((FIRST, {}))
     monkeypatch.setattr(Client, "events", interrupted)
     assert drumline("create", str(file), "--follow") == 130
-    told = capsys.readouterr().err.strip()
-    assert told == "000001 goes on; drumline follow 000001 comes back to it"
-    assert [method for method, _, _ in server.asked] == ["POST"]
+    output = capsys.readouterr().err.strip()
+    assert output == "000001 keeps running; follow it with: drumline follow 000001"
+    assert [method for method, _, _ in server.requests] == ["POST"]
 
 
-def test_the_same_wait_is_told_once() -> None:
-    story = Story()
-    told = [story.lines(event(n, n, "waiting", "no capacity in a")) for n in range(3)]
-    assert told == [["  · no capacity in a"], [], []]
-    assert story.lines(event(4, 4, "waiting", "no capacity in b")) == ["  · no capacity in b"]
+def test_a_repeated_wait_is_printed_once() -> None:
+    formatter = EventFormatter()
+    output = [formatter.lines(event(n, n, "waiting", "no capacity in a")) for n in range(3)]
+    assert output == [["  · no capacity in a"], [], []]
+    assert formatter.lines(event(4, 4, "waiting", "no capacity in b")) == ["  · no capacity in b"]
 
 
-def test_an_event_cannot_reach_the_terminal() -> None:
-    assert Story().lines(event(1, 0, "note", "\x1b[2Jgone\n")) == ["  · gone "]
+def test_events_are_sanitized() -> None:
+    assert EventFormatter().lines(event(1, 0, "note", "\x1b[2Jgone\n")) == ["  · gone "]
 
 
-def test_a_terminal_redraws_one_line_and_keeps_it_at_a_setback() -> None:
+def test_a_terminal_keeps_the_progress_line_at_an_interruption() -> None:
     stream = io.StringIO()
     screen = Screen(stream, columns=30)
     screen.progress("  ▸ step 1/3")
     screen.progress("  ▸ step 2/3")
     screen.progress("  ▸ step 2/3")
-    screen.say("  · note")
+    screen.write_line("  · note")
     screen.progress("  ▸ step 3/3 " + "x" * 60)
-    screen.say("  ! slice taken", keep_progress=True)
+    screen.write_line("  ! slice taken", keep_progress=True)
     wipe = "\r\x1b[K"
     cut = "  ▸ step 3/3 " + "x" * 15 + "…"
     assert stream.getvalue() == (
@@ -183,7 +183,7 @@ def test_a_terminal_redraws_one_line_and_keeps_it_at_a_setback() -> None:
     )
 
 
-def test_a_pipe_gets_progress_now_and_then_and_no_escape() -> None:
+def test_a_pipe_gets_occasional_progress_without_escapes() -> None:
     stream, now = io.StringIO(), 0.0
     screen = Screen(stream, columns=None, clock=lambda: now)
     for step in range(40):
@@ -211,52 +211,52 @@ def test_a_pipe_gets_progress_now_and_then_and_no_escape() -> None:
         (None, ""),
     ],
 )
-def test_progress_is_drawn_from_whatever_the_program_reports(
+def test_the_progress_line_accepts_any_metrics(
     a_job: Make, progress: dict[str, Any] | None, line: str
 ) -> None:
     assert progress_line(a_job(progress=progress), columns=80) == line
 
 
-def test_a_story_fits_a_narrow_terminal(a_life: Callable[..., Path], a_job: Make) -> None:
-    said = "test accuracy 97.1 %\nparameters identical to an undisturbed run: yes"
+def test_events_fit_a_narrow_terminal(a_life: Callable[..., Path], a_job: Make) -> None:
+    result = "test accuracy 97.1 %\nparameters identical to an undisturbed run: yes"
     end = {"status": "SUCCEEDED", "ended": 1_700_000_048.0, "preemptions": 1, "steps_again": 1,
-           "progress": {"step": 300, "total": 300, "loss": 0.093, "result": said}}  # fmt: skip
+           "progress": {"step": 300, "total": 300, "loss": 0.093, "result": result}}  # fmt: skip
     full = {"step": 140, "total": 300, "loss": 0.4123, "rate": 9800, "item": "images", "mfu": None}
     a_life((FIRST, {"progress": full}), (TAKEN, {}), ([event(11, 48.0, "succeeded")], end))
     written = io.StringIO()
     follow(Client(autostart=False), a_job("000001"), Screen(written, columns=46))
-    lines = [harmless(line) for line in re.split(r"[\n\r]", written.getvalue())]
-    assert max(map(width, lines)) <= 46
-    told = " ".join(" ".join(lines).split())
-    assert "slice taken by the cloud at step 151 (checkpoint: step 150)" in told
-    assert "drumline show 000001 · drumline plot 000001 · drumline logs 000001" in told
+    lines = [sanitize(line) for line in re.split(r"[\n\r]", written.getvalue())]
+    assert max(map(display_width, lines)) <= 46
+    output = " ".join(" ".join(lines).split())
+    assert "slice taken by the cloud at step 151 (checkpoint: step 150)" in output
+    assert "drumline show 000001 · drumline plot 000001 · drumline logs 000001" in output
     assert "  ✓ slice   2 hosts, 8 chips in local-a  1.2 s" in lines
     assert "  ▸ step  140/300  loss 0.4123  9.8k img/s" in lines
 
 
-def test_the_bar_takes_what_room_there_is(a_job: Make) -> None:
+def test_the_bar_fits_the_terminal(a_job: Make) -> None:
     job = a_job(progress={"step": 140, "total": 300, "loss": 0.4123, "rate": 9.0, "mfu": 0.4})
     drawn = {columns: progress_line(job, columns) for columns in range(20, 100)}
-    assert all(width(line) < columns for columns, line in drawn.items())
+    assert all(display_width(line) < columns for columns, line in drawn.items())
     assert [drawn[columns].count("━") + drawn[columns].count("╸") for columns in (99, 66)] == [
         22,
         11,
     ]
 
 
-def test_follow_comes_back_to_a_job(
+def test_follow_prints_past_events(
     a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str], server: Any
 ) -> None:
     a_life((FIRST, {}), ([event(6, 9.0, "succeeded")], {"status": "SUCCEEDED", "ended": 1.0}))
     assert drumline("follow", "1") == 0
-    told = capsys.readouterr().out
-    assert "● 000001 digits" in told
-    assert "✓ 000001 succeeded" in told
-    assert {method for method, _, _ in server.asked} == {"GET"}
+    output = capsys.readouterr().out
+    assert "● 000001 digits" in output
+    assert "✓ 000001 succeeded" in output
+    assert {method for method, _, _ in server.requests} == {"GET"}
 
 
 @pytest.mark.parametrize("on_path", [True, False])
-def test_what_to_do_next_can_be_typed_as_it_stands(
+def test_the_next_commands_can_be_copied(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -270,7 +270,7 @@ def test_what_to_do_next_can_be_typed_as_it_stands(
     assert shown == ("drumline show 1" if on_path else "/opt/lab/bin/drumline show 1")
 
 
-def test_a_long_story_begins_near_its_end(
+def test_only_the_newest_events_are_printed(
     a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     many = [event(n, n, "preempted", f"slice taken at step {n}") for n in range(1, 1001)]

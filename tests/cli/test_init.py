@@ -36,9 +36,7 @@ def settings(home: Path) -> object:
     return yaml.safe_load((home / "config.yaml").read_text())
 
 
-def test_init_writes_the_settings_for_its_owner_alone(
-    home: Path, drumline: Run, capsys: Printed
-) -> None:
+def test_init_writes_private_settings(home: Path, drumline: Run, capsys: Printed) -> None:
     assert drumline(*GOOD, "--quota", "64 spot v6e chips in europe-west4-a") == 0
     assert settings(home) == {
         "cloud": "google",
@@ -54,7 +52,7 @@ def test_init_writes_the_settings_for_its_owner_alone(
     assert out.splitlines()[-1] == "next: drumline create job.yaml --dry-run"
 
 
-def test_the_server_can_read_what_init_wrote(home: Path, drumline: Run) -> None:
+def test_the_server_reads_the_settings_of_init(home: Path, drumline: Run) -> None:
     from drumline.jobs.config import read
 
     assert drumline(*GOOD, "--quota", "64 spot v6e chips in europe-west4-a") == 0
@@ -72,7 +70,7 @@ def test_zones_can_come_from_the_quota(home: Path, drumline: Run) -> None:
     ]
 
 
-def test_a_login_that_does_not_work_is_told_and_the_settings_stay(
+def test_a_failed_login_is_reported_and_keeps_the_settings(
     home: Path, drumline: Run, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: object) -> str:
@@ -85,10 +83,10 @@ def test_a_login_that_does_not_work_is_told_and_the_settings_stay(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (["--zones", "us-central2-b"], "no project given: drumline init --project ID"),
-        (["--project", "lab-tpu"], "no zones given: drumline init --zones"),
+        (["--zones", "us-central2-b"], "no project: use drumline init --project ID"),
+        (["--project", "lab-tpu"], "no zones: use drumline init --zones"),
         (["--project", "Lab TPU", "--zones", "us-central2-b"], "is not a project id"),
         (["--project", "lab-tpu", "--zones", "us-central2"], "'us-central2' is a region"),
         (["--project", "lab-tpu", "--zones", "nowhere"], "'nowhere' is not a zone"),
@@ -96,16 +94,16 @@ def test_a_login_that_does_not_work_is_told_and_the_settings_stay(
         (["--project", "lab-tpu", "--quota", "1 spot v99 chip in us-central2-b"], "v99"),
     ],
 )
-def test_a_slip_is_one_sentence_and_writes_nothing(
-    home: Path, drumline: Run, capsys: Printed, arguments: list[str], told: str
+def test_an_invalid_option_writes_nothing(
+    home: Path, drumline: Run, capsys: Printed, arguments: list[str], message: str
 ) -> None:
     assert drumline("init", *arguments) == 2
     [sentence] = capsys.readouterr().err.splitlines()
-    assert told in sentence
+    assert message in sentence
     assert not (home / "config.yaml").exists()
 
 
-def test_settings_that_are_there_are_replaced_only_when_meant(
+def test_replacing_settings_needs_a_confirmation(
     home: Path, drumline: Run, capsys: Printed
 ) -> None:
     (home / "config.yaml").write_text("cloud: google\nproject: old-lab\nlook_seconds: 5\n")
@@ -128,7 +126,7 @@ def test_local_needs_no_account(home: Path, drumline: Run, capsys: Printed) -> N
     assert "drumline create" in out
 
 
-def test_on_a_terminal_it_asks_for_what_was_not_given(
+def test_a_terminal_prompts_for_missing_options(
     home: Path, drumline: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("lab-tpu\nus-central2-b\n"))

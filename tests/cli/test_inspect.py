@@ -64,24 +64,28 @@ def read(capsys: pytest.CaptureFixture[str]) -> Any:
 
 def test_the_communication_of_a_function(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("inspect", "layer.py:product", *CHAPTER, *ON_CPU) == 0
-    said = capsys.readouterr()
-    lines = said.out.splitlines()
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
     assert lines[0].startswith("product sends ")
     assert "1 all-gather over Y" in lines[0]
     assert "on X=2,Y=4" in lines[1]
     assert any(line.startswith("all-gather  Y     bfloat16") for line in lines)
-    assert "layer.py:18" in said.out
-    assert "this module prints" not in said.out
-    assert "this module prints" in said.err
+    assert "layer.py:18" in output.out
+    assert "this module prints" not in output.out
+    assert "this module prints" in output.err
 
 
 def test_the_communication_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("inspect", "layer.py:product", *CHAPTER, *ON_CPU, "--json") == 0
-    told = read(capsys)
-    (found,) = told["collectives"]
+    report = read(capsys)
+    (collective,) = report["collectives"]
     # Three shards of 512×512 bfloat16.
-    assert (found["kind"], found["axes"], found["sent"]) == ("all-gather", ["Y"], 3 * 512 * 1024)
-    assert told["mesh"] == {"X": 2, "Y": 4}
+    assert (collective["kind"], collective["axes"], collective["sent"]) == (
+        "all-gather",
+        ["Y"],
+        3 * 512 * 1024,
+    )
+    assert report["mesh"] == {"X": 2, "Y": 4}
 
 
 def test_program_is_the_command_that_need_not_be_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,10 +107,10 @@ def test_what_it_takes_on_a_slice(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_it_takes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("layer.py:product", *CHAPTER, *ON_CPU, "--on", "v5litepod-8", "--json")
     assert run("inspect", *words) == 0
-    told = read(capsys)
-    assert set(told) == {"communication", "estimate"}
-    assert told["estimate"]["flops"] == 2 * 512 * 2048 * 2048
-    assert told["estimate"]["exposed_seconds"] > 0
+    report = read(capsys)
+    assert set(report) == {"communication", "estimate"}
+    assert report["estimate"]["flops"] == 2 * 512 * 2048 * 2048
+    assert report["estimate"]["exposed_seconds"] > 0
 
 
 def test_it_draws_and_writes_a_trace(layer: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +155,7 @@ PRODUCT = "layer.py:product"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         ([], "name a function as MODULE:FUNCTION"),
         ([PRODUCT, "--list"], "name a function as MODULE:FUNCTION"),
@@ -198,14 +202,14 @@ PRODUCT = "layer.py:product"
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("inspect", *words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     lines = [line for line in captured.err.splitlines() if line != "this module prints"]
     assert len(lines) == 1
-    assert said in lines[0]
+    assert output in lines[0]
     assert "Traceback" not in captured.err
 
 
@@ -222,8 +226,8 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(
 
 def test_the_help_names_the_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("inspect", "--help") == 0
-    said = capsys.readouterr().out
-    assert "profile" in said
+    output = capsys.readouterr().out
+    assert "profile" in output
     assert run("inspect", "program", "--help") == 0
-    said = capsys.readouterr().out
-    assert all(word in said for word in ("--mesh", "--on", "--shapes", "--png", "--trace"))
+    output = capsys.readouterr().out
+    assert all(word in output for word in ("--mesh", "--on", "--shapes", "--png", "--trace"))

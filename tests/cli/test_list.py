@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drumline.cli.rendering.text import width
+from drumline.cli.rendering.text import display_width
 from drumline.cli.rendering.views import list_lines
 from drumline.jobs.server.views import unreadable
 from drumline.jobs.store.records import UnreadableJob
@@ -30,7 +30,7 @@ def afternoon(a_job: Make) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def test_list_says_where_how_far_and_why(
+def test_list_prints_zone_progress_and_note(
     server: Any,
     afternoon: list[dict[str, Any]],
     drumline: Run,
@@ -50,7 +50,7 @@ def test_list_says_where_how_far_and_why(
     assert summary == "2 slices held, 80 chips, about $212 an hour · 1 waiting"
 
 
-def test_list_as_json_has_the_promised_keys(
+def test_list_as_json_has_the_documented_keys(
     server: Any,
     afternoon: list[dict[str, Any]],
     drumline: Run,
@@ -61,18 +61,18 @@ def test_list_as_json_has_the_promised_keys(
     jobs = json.loads(capsys.readouterr().out)
     keys = {"id", "user", "name", "accelerator", "zone", "host0_ip", "status", "reason"}
     assert all(keys <= set(job) for job in jobs)
-    assert server.asked == [("GET", "/jobs?all=1", None)]
+    assert server.requests == [("GET", "/jobs?all=1", None)]
 
 
-def test_list_asks_for_those_that_fit(server: Any, drumline: Run) -> None:
+def test_list_passes_on_its_filters(server: Any, drumline: Run) -> None:
     server.holds()
     words = ["--status", "running,Failed", "--name", "llama-*", "--user", "lab", "--limit", "5"]
     assert drumline("list", *words, "--before", "12") == 0
-    [(_, path, _)] = server.asked
+    [(_, path, _)] = server.requests
     assert path == "/jobs?name=llama-%2A&user=lab&limit=5&before=000012&status=RUNNING%2CFAILED"
 
 
-def test_a_job_whose_row_cannot_be_read_has_its_line(a_job: Make) -> None:
+def test_an_unreadable_job_is_listed(a_job: Make) -> None:
     aside = UnreadableJob("000007", "lab", "bad", "choices: field required")
     line = list_lines([a_job(), unreadable(aside)])[2]
     assert line.split()[:3] == ["000007", "lab", "bad"]
@@ -80,7 +80,7 @@ def test_a_job_whose_row_cannot_be_read_has_its_line(a_job: Make) -> None:
     assert line.endswith("its row cannot be read: choices: field required")
 
 
-def test_an_empty_list_says_how_to_begin(
+def test_an_empty_list_shows_how_to_create_a_job(
     server: Any, drumline: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.holds()
@@ -88,7 +88,7 @@ def test_an_empty_list_says_how_to_begin(
     assert "drumline create job.yaml" in capsys.readouterr().out
 
 
-def test_a_name_cannot_reach_the_terminal(
+def test_names_are_sanitized(
     server: Any, a_job: Make, drumline: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.holds(a_job(name="\x1b[2Jevil\n000009", reason="\x07bell", user="\x1b]0;x\x07me"))
@@ -102,23 +102,23 @@ def test_emulated_slices_have_no_price(a_job: Make) -> None:
     assert list_lines([a_job(cost_per_hour=None)])[-1] == "1 slice held, 64 chips"
 
 
-def test_long_names_are_cut_to_the_terminal_and_whole_in_a_pipe(a_job: Make) -> None:
+def test_long_names_are_truncated_on_a_terminal_only(a_job: Make) -> None:
     long = a_job(name="x" * 80, reason="y" * 80)
     assert "x" * 80 in list_lines([long])[1]
     # 150 columns leave room for the notes, 110 are too few for all the other columns.
-    assert max(map(width, list_lines([long], columns=150)[:2])) <= 150
+    assert max(map(display_width, list_lines([long], columns=150)[:2])) <= 150
     assert "x" * 11 + "…" in list_lines([long], columns=110)[1]
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 120])
 def test_a_list_fits_its_terminal(afternoon: list[dict[str, Any]], columns: int) -> None:
     lines = list_lines(afternoon, columns=columns)
-    assert max(map(width, lines)) <= columns
+    assert max(map(display_width, lines)) <= columns
     assert lines[0].startswith("JOB ID")
     assert "STATUS" in lines[0]
 
 
-def test_at_80_columns_a_list_still_says_what_a_job_does_and_why(
+def test_a_list_of_80_columns_has_status_and_note(
     afternoon: list[dict[str, Any]],
 ) -> None:
     heading, running, waiting, *_ = list_lines(afternoon, columns=80)
@@ -129,11 +129,11 @@ def test_at_80_columns_a_list_still_says_what_a_job_does_and_why(
 
 
 def test_colour_changes_no_word(afternoon: list[dict[str, Any]]) -> None:
-    from drumline.cli.rendering.text import harmless
+    from drumline.cli.rendering.text import sanitize
 
     coloured = list_lines(afternoon, colour=True)
     assert "\x1b[32m" in coloured[1]
-    assert [harmless(line) for line in coloured] == list_lines(afternoon)
+    assert [sanitize(line) for line in coloured] == list_lines(afternoon)
 
 
 def test_a_short_terminal_gets_the_first_jobs_and_the_summary(a_job: Make) -> None:
@@ -144,7 +144,7 @@ def test_a_short_terminal_gets_the_first_jobs_and_the_summary(a_job: Make) -> No
     assert lines[-1].startswith("30 slices held")
 
 
-def test_watch_ends_with_ctrl_c_and_leaves_the_jobs_alone(
+def test_ctrl_c_ends_watch_and_no_job(
     server: Any,
     a_job: Make,
     drumline: Run,
@@ -164,7 +164,7 @@ def test_watch_ends_with_ctrl_c_and_leaves_the_jobs_alone(
     assert drumline("list", "--watch") == 130
     captured = capsys.readouterr()
     assert captured.out.count("JOB ID") == 1  # a pipe hears of changes only
-    assert "the jobs go on" in captured.err
+    assert "the jobs keep running" in captured.err
 
 
 def test_list_imports_nothing_heavy(server: Any, a_job: Make) -> None:

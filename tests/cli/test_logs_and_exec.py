@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.alone import run_alone
+from tests.cli.subprocess_cli import run_subprocess
 
 Run = Callable[..., int]
 
@@ -44,19 +44,19 @@ def on_a_terminal(*words: str) -> bytes:
     return written
 
 
-def test_a_terminal_gets_no_escapes_out_of_a_log_unless_asked(server: Any) -> None:
+def test_logs_are_sanitized_on_a_terminal_unless_raw(server: Any) -> None:
     server.answers["GET /jobs/000004/logs"] = EVIL
     assert on_a_terminal("logs", "4") == "red \ufffd\r\n".encode()
     assert EVIL.rstrip() in on_a_terminal("logs", "4", "--raw")
 
 
-def test_a_terminal_gets_no_escapes_out_of_a_command(server: Any) -> None:
+def test_output_of_exec_is_sanitized_on_a_terminal(server: Any) -> None:
     server.answers["POST /jobs/000004/exec"] = frames(wrote(0, EVIL), wrote(0, EVIL, "stderr"))
     assert on_a_terminal("exec", "4", "--", "ls") == "red \ufffd\r\n".encode() * 2
     assert b"\x1b]52" in on_a_terminal("exec", "4", "--raw", "--", "ls")
 
 
-def test_an_answer_or_a_refusal_cannot_reach_the_terminal(
+def test_answers_and_errors_are_sanitized(
     server: Any, a_job: Make, drumline: Run, capsys: Printed
 ) -> None:
     evil = EVIL.decode("utf-8", "replace").rstrip()
@@ -67,12 +67,12 @@ def test_an_answer_or_a_refusal_cannot_reach_the_terminal(
     assert drumline("cancel", "4") == 2
     server.answers["GET /jobs/000004"] = (404, {"error": evil})
     assert drumline("show", "4") == 2
-    told = capsys.readouterr()
-    assert told.out.splitlines() == ["red \ufffd"]
-    assert told.err.splitlines() == ["red \ufffd"] * 2
+    output = capsys.readouterr()
+    assert output.out.splitlines() == ["red \ufffd"]
+    assert output.err.splitlines() == ["red \ufffd"] * 2
 
 
-def test_json_carries_control_characters_escaped(
+def test_json_escapes_control_characters(
     server: Any, a_job: Make, drumline: Run, capsys: Printed
 ) -> None:
     name = "\x1b[2J\x9b2J\u202eevil"
@@ -88,28 +88,28 @@ def test_logs_pass_through_raw(server: Any, drumline: Run, capfdbinary: Any) -> 
     server.answers["GET /jobs/000004/logs"] = raw
     assert drumline("logs", "4", "--host", "all", "--attempt", "2", "--follow") == 0
     assert capfdbinary.readouterr().out == raw
-    assert server.asked[0][1] == "/jobs/000004/logs?host=all&attempt=2&follow=1"
+    assert server.requests[0][1] == "/jobs/000004/logs?host=all&attempt=2&follow=1"
 
 
-def test_logs_ask_for_a_part(
+def test_logs_pass_on_their_options(
     server: Any, drumline: Run, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     server.answers["GET /jobs/000004/logs"] = b""
     monkeypatch.setattr("drumline.cli.access.time.time", lambda: 1000.0)
     assert drumline("logs", "4", "--tail", "5", "--since", "10m", "-t", "--attempt", "all") == 0
-    assert server.asked[0][1] == "/jobs/000004/logs?attempt=all&tail=5&since=400.0&times=1"
+    assert server.requests[0][1] == "/jobs/000004/logs?attempt=all&tail=5&since=400.0&times=1"
     assert drumline("logs", "4", "--since", "soon") == 2
     assert drumline("logs", "4", "--attempt", "0") == 2
     assert capsys.readouterr().err.splitlines() == [
-        "--since soon: give how long ago, such as 10m, or a time, such as 14:02",
-        "--attempt 0: give a number from 1 on, or all",
+        "--since soon: expected a duration, such as 10m, or a time, such as 14:02",
+        "--attempt 0: expected a number from 1, or all",
     ]
 
 
 def test_a_host_is_a_number_or_all(server: Any, drumline: Run, capsys: Printed) -> None:
     assert drumline("logs", "4", "--host", "first") == 2
-    assert capsys.readouterr().err == "--host first: give a host's number, or all\n"
-    assert server.asked == []
+    assert capsys.readouterr().err == "--host first: expected a host index, or all\n"
+    assert server.requests == []
 
 
 def wrote(host: int, data: bytes, stream: str = "stdout") -> dict[str, Any]:
@@ -120,15 +120,15 @@ def ended(host: int, code: int | None) -> dict[str, Any]:
     return {"host": host, "exit_code": code}
 
 
-def frames(*told: dict[str, Any]) -> bytes:
+def frames(*output: dict[str, Any]) -> bytes:
     """What the server tells of a command, with the hosts before and the ends behind it."""
-    hosts = sorted({int(one["host"]) for one in told})
-    known = {one["host"] for one in told if "exit_code" in one}
-    lines = [{"hosts": hosts}, *told, *(ended(host, 0) for host in hosts if host not in known)]
+    hosts = sorted({int(one["host"]) for one in output})
+    known = {one["host"] for one in output if "exit_code" in one}
+    lines = [{"hosts": hosts}, *output, *(ended(host, 0) for host in hosts if host not in known)]
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
-def test_exec_prefixes_several_hosts_and_ends_like_the_first_that_failed(
+def test_exec_prefixes_several_hosts_and_returns_the_first_failure(
     server: Any, drumline: Run, capsys: Printed
 ) -> None:
     server.answers["POST /jobs/000004/exec"] = frames(
@@ -139,7 +139,7 @@ def test_exec_prefixes_several_hosts_and_ends_like_the_first_that_failed(
     captured = capsys.readouterr()
     assert captured.out == "[host 0] a\n[host 0] b\n"
     assert captured.err == "[host 1] no\n"
-    assert server.asked[0][2] == {"host": "all", "command": ["ls", "-l", "a b"]}
+    assert server.requests[0][2] == {"host": "all", "command": ["ls", "-l", "a b"]}
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (-9, 137), (None, 255)])
@@ -149,7 +149,7 @@ def test_exec_on_one_host(
     server.answers["POST /jobs/000004/exec"] = frames(wrote(2, b"hi"), ended(2, code))
     assert drumline("exec", "4", "--host", "2", "--", "echo $HOME | wc") == exit_code
     assert capsys.readouterr().out == "hi"
-    assert server.asked[0][2] == {"host": 2, "command": "echo $HOME | wc"}
+    assert server.requests[0][2] == {"host": 2, "command": "echo $HOME | wc"}
 
 
 def test_exec_passes_on_every_byte(server: Any, drumline: Run, capfdbinary: Any) -> None:
@@ -159,23 +159,23 @@ def test_exec_passes_on_every_byte(server: Any, drumline: Run, capfdbinary: Any)
     assert capfdbinary.readouterr() == (every, b"\xff")
 
 
-def test_exec_tells_of_a_host_that_was_lost(server: Any, drumline: Run, capsys: Printed) -> None:
+def test_exec_reports_a_lost_host(server: Any, drumline: Run, capsys: Printed) -> None:
     lost = ended(0, None) | {"error": "connection lost"}
     server.answers["POST /jobs/000004/exec"] = frames(lost)
     assert drumline("exec", "4", "--", "ls") == 255
-    told = "host 0: connection lost; how the command ended is unknown\n"
-    assert capsys.readouterr().err == told
+    output = "host 0: connection lost; the exit code is unknown\n"
+    assert capsys.readouterr().err == output
 
 
-def test_exec_whose_server_goes_away_says_so(server: Any, drumline: Run, capsys: Printed) -> None:
+def test_exec_reports_a_lost_server(server: Any, drumline: Run, capsys: Printed) -> None:
     server.answers["POST /jobs/000004/exec"] = b'{"hosts": [0]}\n'
     assert drumline("exec", "4", "--", "ls") == 2
     assert capsys.readouterr().err == "the server exited before the end of the command\n"
 
 
 def test_exec_as_json(server: Any, drumline: Run, capsys: Printed) -> None:
-    told = frames(wrote(0, b"a\xff"), wrote(0, b"\n"), wrote(0, b"b\n", "stderr"), ended(0, 3))
-    server.answers["POST /jobs/000004/exec"] = told
+    output = frames(wrote(0, b"a\xff"), wrote(0, b"\n"), wrote(0, b"b\n", "stderr"), ended(0, 3))
+    server.answers["POST /jobs/000004/exec"] = output
     assert drumline("exec", "4", "--json", "--", "ls") == 3
     assert json.loads(capsys.readouterr().out) == [
         {"host": 0, "exit_code": 3, "stdout": "a\ufffd\n", "stderr": "b\n"}
@@ -186,16 +186,14 @@ VERBS_THAT_PRINT = [("list",), ("show", "4", "--json"), ("logs", "4"), ("exec", 
 
 
 @pytest.mark.parametrize("words", VERBS_THAT_PRINT, ids=lambda words: words[0])
-def test_output_that_cannot_be_written_is_one_sentence(
-    server: Any, a_job: Make, words: tuple[str, ...]
-) -> None:
+def test_output_errors_are_one_message(server: Any, a_job: Make, words: tuple[str, ...]) -> None:
     server.holds(a_job())
     server.answers["GET /jobs/000004/logs"] = b"a line\n"
     server.answers["POST /jobs/000004/exec"] = frames(wrote(0, b"a line\n"))
     with open("/dev/full", "w") as full:
-        told = "the output cannot be written: No space left on device\n"
-        assert run_alone(*words, stdout=full, stdin=subprocess.DEVNULL) == (1, told)
+        output = "the output cannot be written: No space left on device\n"
+        assert run_subprocess(*words, stdout=full, stdin=subprocess.DEVNULL) == (1, output)
     reader, writer = os.pipe()
     os.close(reader)
-    assert run_alone(*words, stdout=writer, stdin=subprocess.DEVNULL) == (1, "")
+    assert run_subprocess(*words, stdout=writer, stdin=subprocess.DEVNULL) == (1, "")
     os.close(writer)

@@ -69,7 +69,7 @@ def test_a_function_that_does_not_repeat(script: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("target", "options", "message"),
+    ("target", "options", "output"),
     [
         ("nowhere.py:clean", [], "nowhere.py: there is no such file"),
         ("clean", [], "clean: write it as MODULE:FUNCTION"),
@@ -81,14 +81,14 @@ def test_a_function_that_does_not_repeat(script: Path, capsys: pytest.CaptureFix
 def test_bad_input_is_one_sentence_and_exit_code_2(
     target: str,
     options: list[str],
-    message: str,
+    output: str,
     script: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run("numerics", "repeat", target.format(script=script), *options) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith(message.format(script=script))
+    assert captured.err.startswith(output.format(script=script))
     assert len(captured.err.splitlines()) == 1
 
 

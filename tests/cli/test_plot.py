@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from drumline.cli.rendering.chart import chart_lines
-from drumline.cli.rendering.curves import Drawing, draw, ticks
-from drumline.cli.rendering.svg import svg_of
-from drumline.cli.rendering.text import harmless, width
+from drumline.cli.rendering.plot import Drawing, chart_lines, draw, svg, ticks
+from drumline.cli.rendering.text import display_width, sanitize
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]
@@ -49,18 +47,21 @@ def history(a_job: Make) -> dict[str, Any]:
     }
 
 
-def test_the_drawing_knows_what_cut_each_attempt_short(history: dict[str, Any]) -> None:
+def test_a_drawing_has_the_interruption_of_each_attempt(history: dict[str, Any]) -> None:
     drawing = draw(history, None)
     assert drawing.title == "000001 digits · loss"
-    assert [(one.x, one.what) for one in drawing.breaks] == [(151, "preempted"), (230, "stuck")]
-    assert drawing.again == ((140, 151),)
+    assert [(one.x, one.label) for one in drawing.interruptions] == [
+        (151, "preempted"),
+        (230, "stuck"),
+    ]
+    assert drawing.rerun_steps == ((140, 151),)
     assert drawing.notes == ("3 attempts", "1 preempted", "1 stuck", "11 steps run again")
 
 
-def test_a_terminal_gets_axes_the_curve_and_its_breaks(history: dict[str, Any]) -> None:
+def test_a_chart_has_axes_curves_and_interruptions(history: dict[str, Any]) -> None:
     lines = chart_lines(draw(history, None), columns=80, rows=20)
     assert len(lines) <= 20
-    assert max(map(width, lines)) <= 80
+    assert max(map(display_width, lines)) <= 80
     body = lines[1:-3]
     assert sum(line.count("┊") for line in body) > 16
     # The loss falls: it is drawn at the top on the left and at the bottom on the right.
@@ -77,26 +78,26 @@ def dots(text: str) -> list[int]:
     return [column for column, one in enumerate(text) if "\u2800" < one <= "\u28ff"]
 
 
-def test_colour_tells_attempts_apart_and_changes_no_character(history: dict[str, Any]) -> None:
+def test_colour_changes_no_character_of_a_chart(history: dict[str, Any]) -> None:
     drawing = draw(history, None)
     coloured = chart_lines(drawing, columns=80, rows=20, colour=True)
     assert any("\x1b[36m" in line for line in coloured)
     assert any("\x1b[34m" in line for line in coloured)
     plain = chart_lines(drawing, columns=80, rows=20)
-    assert [harmless(line).rstrip() for line in coloured] == plain
+    assert [sanitize(line).rstrip() for line in coloured] == plain
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(40, 10), (300, 60), (1, 1)])
-def test_any_terminal_will_do(history: dict[str, Any], columns: int, rows: int) -> None:
+def test_a_chart_fits_any_terminal(history: dict[str, Any], columns: int, rows: int) -> None:
     assert chart_lines(draw(history, None), columns, rows)
 
 
 def shapes(drawing: Drawing, kind: str) -> list[ElementTree.Element]:
-    root = ElementTree.fromstring(svg_of(drawing))  # noqa: S314 - our own
+    root = ElementTree.fromstring(svg(drawing))  # noqa: S314 - our own
     return list(root.iter(NAMESPACE + kind))
 
 
-def test_a_picture_has_curves_in_two_shades_breaks_and_the_steps_run_again(
+def test_a_picture_has_curves_interruptions_and_rerun_steps(
     history: dict[str, Any],
 ) -> None:
     drawing = draw(history, None)
@@ -113,11 +114,11 @@ def test_a_picture_has_curves_in_two_shades_breaks_and_the_steps_run_again(
     assert again == ["steps 140 to 151 run again"]
 
 
-def test_nothing_in_a_picture_comes_from_the_job_unescaped(history: dict[str, Any]) -> None:
+def test_text_in_a_picture_is_escaped(history: dict[str, Any]) -> None:
     history["job"]["name"] = "<script>alert('x')</script>\x1b[2J"
     for point in history["points"]:
         point["metrics"] = {"a<b>&\"'": 1.0}
-    picture = svg_of(draw(history, "a<b>&\"'"))
+    picture = svg(draw(history, "a<b>&\"'"))
     assert "<script" not in picture
     assert "\x1b" not in picture
     ElementTree.fromstring(picture)  # noqa: S314 - our own
@@ -127,13 +128,11 @@ def test_nothing_in_a_picture_comes_from_the_job_unescaped(history: dict[str, An
     "losses",
     [[0.5], [0.5, 0.5, 0.5], [0.0, 0.0], [-3.0, 5.0], [1e-9, 2e-9], [1e9, 1e12], [None, 1.0, None]],
 )
-def test_whatever_the_figures_are_they_can_be_drawn(
-    history: dict[str, Any], losses: list[float | None]
-) -> None:
-    told = [{} if one is None else {"loss": one} for one in losses]
+def test_any_metrics_can_be_drawn(history: dict[str, Any], losses: list[float | None]) -> None:
+    reports = [{} if one is None else {"loss": one} for one in losses]
     history["points"] = [
         {"attempt": 1, "time": 1.0 + n, "step": 5 + n, "metrics": metrics}
-        for n, metrics in enumerate(told)
+        for n, metrics in enumerate(reports)
     ]
     drawing = draw(history, "loss")
     assert dots("".join(chart_lines(drawing, 80, 20)))
@@ -141,18 +140,18 @@ def test_whatever_the_figures_are_they_can_be_drawn(
     assert shapes(drawing, "circle") or curves
 
 
-def test_a_gap_in_the_figures_is_a_gap_in_the_curve(history: dict[str, Any]) -> None:
+def test_missing_values_are_gaps_in_the_curve(history: dict[str, Any]) -> None:
     for point in history["points"][50:60]:
         del point["metrics"]["loss"]
-    assert [len(curve.runs) for curve in draw(history, None).curves] == [2, 1, 1]
+    assert [len(curve.segments) for curve in draw(history, None).curves] == [2, 1, 1]
 
 
-def test_without_a_loss_it_is_how_far_the_job_came_over_time(history: dict[str, Any]) -> None:
+def test_without_a_loss_the_step_is_drawn_over_time(history: dict[str, Any]) -> None:
     for point in history["points"]:
         point["metrics"] = {}
     drawing = draw(history, None)
     assert (drawing.y.label, drawing.x.label) == ("step", "minutes")
-    assert drawing.again == ()
+    assert drawing.rerun_steps == ()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ def test_ticks_are_round_numbers(low: float, high: float, expected: tuple[float,
 # The command
 
 
-def test_plot_draws_into_a_pipe_without_escapes(
+def test_a_plot_in_a_pipe_has_no_escapes(
     server: Any, history: dict[str, Any], drumline: Run, capsys: Printed
 ) -> None:
     server.answers["GET /jobs/000001/history"] = history
@@ -181,14 +180,14 @@ def test_plot_draws_into_a_pipe_without_escapes(
     assert out.startswith("000001 digits · loss\n")
 
 
-def test_plot_writes_a_picture_and_says_so(
+def test_plot_writes_a_picture(
     server: Any, history: dict[str, Any], drumline: Run, capsys: Printed, tmp_path: Path
 ) -> None:
     server.answers["GET /jobs/000001/history"] = history
     file = tmp_path / "rate.svg"
     assert drumline("plot", "1", "--metric", "rate", "--output", str(file)) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"wrote {file}: 000001 digits · rate · 3 attempts · 1 preempted")
+    output = capsys.readouterr().out
+    assert output.startswith(f"wrote {file}: 000001 digits · rate · 3 attempts · 1 preempted")
     assert ElementTree.parse(file).getroot().tag == NAMESPACE + "svg"  # noqa: S314 - our own
 
 
@@ -201,37 +200,37 @@ def test_plot_as_json_is_the_history(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ("--metric", "accuracy"),
-            "--metric accuracy: 000001 does not tell it; it tells loss, rate",
+            "--metric accuracy: 000001 does not report it; it reports loss, rate",
         ),
-        (("--output", "loss.png"), "--output loss.png: it is drawn as SVG; name it loss.svg"),
+        (("--output", "loss.png"), "--output loss.png: the format is SVG; name it loss.svg"),
         (("--output", "/no/such/folder/x.svg"), "cannot be written: No such file or directory"),
     ],
 )
-def test_a_slip_is_one_sentence(
+def test_an_invalid_option_is_one_message(
     server: Any,
     history: dict[str, Any],
     drumline: Run,
     capsys: Printed,
     words: tuple[str, ...],
-    told: str,
+    message: str,
 ) -> None:
     server.answers["GET /jobs/000001/history"] = history
     assert drumline("plot", "1", *words) == 2
     captured = capsys.readouterr()
-    assert told in captured.err
+    assert message in captured.err
     assert len(captured.err.splitlines()) == 1
     assert captured.out == ""
 
 
-def test_a_job_that_told_nothing_says_how_it_could(
+def test_a_job_without_metrics_shows_how_to_report_them(
     server: Any, history: dict[str, Any], drumline: Run, capsys: Printed
 ) -> None:
     server.answers["GET /jobs/000001/history"] = history | {"points": []}
     assert drumline("plot", "1") == 2
-    assert "has told no step yet; a program tells them by drumline.heartbeat" in (
+    assert "has not reported any step yet; a program reports steps with drumline.heartbeat" in (
         capsys.readouterr().err
     )

@@ -21,8 +21,13 @@ def failed(a_job: Make, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def attempt(number: int, zone: str, begin: float, end: float, detail: str) -> dict[str, Any]:
         times = {"started": NOON + 60 * begin, "ended": NOON + 60 * end, "running": None}
-        told = {"outcome": "program failed", "detail": detail, "accelerator": "v4-8", "hosts": []}
-        return {"number": number, "zone": zone, **times, **told}
+        message = {
+            "outcome": "program failed",
+            "detail": detail,
+            "accelerator": "v4-8",
+            "hosts": [],
+        }
+        return {"number": number, "zone": zone, **times, **message}
 
     return a_job(
         "000007",
@@ -57,7 +62,7 @@ def failed(a_job: Make, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def test_show_tells_the_cause_the_attempts_and_what_to_do(failed: dict[str, Any]) -> None:
+def test_show_prints_cause_attempts_and_next_steps(failed: dict[str, Any]) -> None:
     assert show_lines(failed, now=NOON + 60 * 200) == [
         "000007 moe-small · FAILED after 3 failures of the program",
         "cause    host 1 of 4, first to fail, 0.8 s before the others:",
@@ -77,7 +82,7 @@ def test_show_tells_the_cause_the_attempts_and_what_to_do(failed: dict[str, Any]
     ]
 
 
-def test_show_of_a_running_job_tells_its_hosts_and_slice(a_job: Make) -> None:
+def test_show_prints_hosts_and_slice_of_a_running_job(a_job: Make) -> None:
     hosts = [{"index": n, "phase": "running", "error": "", "detail": ""} for n in range(16)]
     hosts[3] |= {"phase": "connecting", "detail": "connection refused"}
     job = a_job(
@@ -91,26 +96,26 @@ def test_show_of_a_running_job_tells_its_hosts_and_slice(a_job: Make) -> None:
     assert "RUNNING · step 18,400/50,000 · 41.2 % MFU · 3 preemptions" in text
     assert "hosts    15 of 16 running\n         host 3 connecting: connection refused" in text
     assert "dl-ab-000004-1 in us-central2-b, ready, held for 2 h 10 min, about $103 an hour" in text
-    assert "under way" in text
+    assert "in progress" in text
     assert "t8" in text
     assert "t5" not in text
     assert "cost     $412 so far, $103 an hour now" in text
     assert "drumline logs 000004 --follow" in text
 
 
-def test_show_tells_what_is_parked_and_its_price(a_job: Make) -> None:
+def test_show_prints_slices_held_back_and_their_price(a_job: Make) -> None:
     parked = [
         {"name": "dl-ab-000004-1", "zone": "us-central2-b", "per_hour": 5.15},
         {"name": "dl-ab-000004-2", "zone": "local-a", "per_hour": None},
     ]
     text = "\n".join(show_lines(a_job(parked=parked), now=NOON))
-    first = "dl-ab-000004-1 in us-central2-b, for its bad host, until another runs"
-    assert f"parked   {first}, about $5.15 an hour\n" in text
-    assert "dl-ab-000004-2 in local-a, for its bad host, until another runs\n" in text
-    assert "parked" not in "\n".join(show_lines(a_job(), now=NOON))
+    first = "dl-ab-000004-1 in us-central2-b, has a bad host, held back until another slice runs"
+    assert f"held     {first}, about $5.15 an hour\n" in text
+    assert "dl-ab-000004-2 in local-a, has a bad host, held back until another slice runs\n" in text
+    assert "held back" not in "\n".join(show_lines(a_job(), now=NOON))
 
 
-def test_show_tells_how_far_it_is_and_how_well_it_goes(a_job: Make) -> None:
+def test_show_prints_progress_and_metrics(a_job: Make) -> None:
     progress = {"step": 18400, "total": 50000, "loss": 2.3125, "rate": 9800.0, "item": "images",
                 "mfu": 0.412, "goodput": 0.93, "checkpoint": 18000}  # fmt: skip
     course = {"step": 18400, "stepped_at": NOON, "saved_at": NOON - 125}
@@ -123,7 +128,7 @@ def test_show_tells_how_far_it_is_and_how_well_it_goes(a_job: Make) -> None:
     ]
 
 
-def test_show_tells_what_came_of_it_and_what_it_took(a_job: Make) -> None:
+def test_show_prints_result_and_duration(a_job: Make) -> None:
     progress = {"step": 300, "total": 300, "result": "test accuracy 97.1 %\n\x1b[2Jidentical: yes"}
     ended = {"status": "SUCCEEDED", "ended": 1_700_000_048.0, "preemptions": 1, "steps_again": 1}
     lines = show_lines(a_job(progress=progress, **ended), now=NOON)
@@ -135,25 +140,25 @@ def test_show_tells_what_came_of_it_and_what_it_took(a_job: Make) -> None:
     ]
 
 
-def test_show_says_since_when_a_program_was_stuck(failed: dict[str, Any]) -> None:
+def test_show_prints_since_when_a_program_was_stuck(failed: dict[str, Any]) -> None:
     course = {"step": 151, "stepped_at": NOON + 60 * 122}
     failed["attempts"][0] |= {"outcome": "stuck", "detail": "stuck: no step", "course": course}
     failed["attempts"][2] |= {"outcome": "stuck", "detail": "stuck: no step", "course": None}
     text = "\n".join(show_lines(failed, now=NOON + 60 * 200))
     assert "14:02 → 14:09  no step since 14:02 (step 151): stuck, restarted" in text
-    assert "14:31 → 14:33  no step since it started: stuck, ended" in text
+    assert "14:31 → 14:33  no step since its start: stuck, ended" in text
     assert "FAILED after 3 failures of the program" in text
 
 
 @pytest.mark.parametrize(
-    ("lost", "told"),
+    ("lost", "message"),
     [(3.5, "$9.12, of it $3.50 lost"), (0.0, "$9.12"), (None, "$9.12, of it – lost")],
 )
-def test_what_was_lost_is_told_where_it_is_known(
-    failed: dict[str, Any], lost: float | None, told: str
+def test_lost_cost_is_printed_if_known(
+    failed: dict[str, Any], lost: float | None, message: str
 ) -> None:
     failed["cost_lost"] = lost
-    assert f"cost     {told}" in show_lines(failed, now=NOON)
+    assert f"cost     {message}" in show_lines(failed, now=NOON)
 
 
 def test_a_job_with_many_attempts_shows_the_first_and_the_last(failed: dict[str, Any]) -> None:
@@ -165,19 +170,19 @@ def test_a_job_with_many_attempts_shows_the_first_and_the_last(failed: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"status": "SUCCEEDED", "ended": 1_700_000_048.0}, "SUCCEEDED in 48 s · 3 preemptions"),
         ({"status": "FAILED", "reason": "11 bad hosts"}, "FAILED: 11 bad hosts"),
         ({"status": "CANCELLED"}, "drumline delete 000004 releases its slice"),
-        ({"status": "WAITING", "reason": "no capacity", "chips_held": 0}, "goes on asking"),
+        ({"status": "WAITING", "reason": "no capacity", "chips_held": 0}, "stops waiting"),
         ({"status": "QUEUED", "progress": None, "cost": None}, "slice    none yet"),
         ({"cause": {"host": 0, "hosts": 1, "error": "boom", "tail": ["boom"]}}, "host 0:\n"),
         ({"cause": {"host": None, "hosts": None, "error": "boom"}}, "cause    boom"),
     ],
 )
-def test_each_state_has_its_words(a_job: Make, changes: dict[str, Any], told: str) -> None:
-    assert told in "\n".join(show_lines(a_job(**changes), now=1_700_000_100.0))
+def test_each_status_has_its_text(a_job: Make, changes: dict[str, Any], message: str) -> None:
+    assert message in "\n".join(show_lines(a_job(**changes), now=1_700_000_100.0))
 
 
 def test_show_takes_a_short_id_and_prints_json(
@@ -190,7 +195,9 @@ def test_show_takes_a_short_id_and_prints_json(
     assert capsys.readouterr().out.startswith("000004 llama-1b · RUNNING")
 
 
-def test_a_job_there_is_not(server: Any, drumline: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_job_is_one_message(
+    server: Any, drumline: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.answers["GET /jobs/000099"] = (404, {"error": "there is no job 000099"})
     assert drumline("show", "99") == 2
     assert capsys.readouterr().err == "there is no job 000099\n"
@@ -199,15 +206,15 @@ def test_a_job_there_is_not(server: Any, drumline: Run, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "told"),
+    ("outcomes", "message"),
     [
         (["set-up failed"], "FAILED after 1 failure of the set-up"),
         (["program failed", "set-up failed"], "FAILED after 2 failures, the last of the set-up"),
         (["preempted", "program failed"], "FAILED after 1 failure of the program"),
     ],
 )
-def test_whose_failures_they_were(a_job: Make, outcomes: list[str], told: str) -> None:
+def test_failures_name_their_stage(a_job: Make, outcomes: list[str], message: str) -> None:
     attempts = [{"number": n, "outcome": one} for n, one in enumerate(outcomes, 1)]
     failures = sum("failed" in one for one in outcomes)
     job = a_job(status="FAILED", attempts=attempts, failures=failures)
-    assert told in show_lines(job, now=NOON)[0]
+    assert message in show_lines(job, now=NOON)[0]

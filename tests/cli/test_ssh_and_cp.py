@@ -38,7 +38,7 @@ def became(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def test_ssh_becomes_the_ssh_command_with_our_key_and_the_pinned_host_key(
+def test_ssh_runs_openssh_with_the_key_and_the_pinned_host_key(
     server: Any, drumline: Run, capsys: Printed, became: list[str]
 ) -> None:
     server.answers["GET /jobs/000004/hosts"] = [a_host()]
@@ -115,25 +115,25 @@ def test_cp_to_and_from_all_hosts(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        (("a", "b"), "one of FROM and TO is on a host: write it as ID:PATH, such as 12:out.txt"),
-        (("4:a", "5:b"), "one of FROM and TO is on a host"),
-        (("no file", "4:a"), "no file is not there; nothing was copied"),
-        (("4:", "b"), "4: names no file; 4:. is the folder the program runs in"),
-        (("4:a", "b", "--host", "x"), "--host x: give a host's number, or all"),
+        (("a", "b"), "one of FROM and TO must be on a host: write ID:PATH, such as 12:out.txt"),
+        (("4:a", "5:b"), "one of FROM and TO must be on a host"),
+        (("no file", "4:a"), "no file does not exist; nothing was copied"),
+        (("4:", "b"), "4: has no path; write 4:. for the program's folder"),
+        (("4:a", "b", "--host", "x"), "--host x: expected a host index, or all"),
         (("4:a", "b", "--host", "7"), "--host 7: the slice has hosts 0 to 1"),
     ],
 )
-def test_what_cp_cannot_do_is_said(
+def test_invalid_arguments_of_cp_are_one_message(
     server: Any,
     drumline: Run,
     capsys: Printed,
     became: list[str],
     words: tuple[str, ...],
-    told: str,
+    message: str,
 ) -> None:
     server.answers["GET /jobs/000004/hosts"] = [a_host(0), a_host(1)]
     assert drumline("cp", *words) == 2
-    assert capsys.readouterr().err.startswith(told)
+    assert capsys.readouterr().err.startswith(message)
     assert became == []

@@ -3,17 +3,17 @@ import time
 import pytest
 
 from drumline.cli.rendering.text import (
-    HarmlessStream,
-    clock,
-    count,
-    cut,
-    dollars,
-    duration,
-    harmless,
-    harmless_lines,
-    moment,
-    short,
-    width,
+    Sanitizer,
+    display_width,
+    format_dollars,
+    format_duration,
+    format_short,
+    format_time,
+    parse_time,
+    plural,
+    sanitize,
+    sanitize_lines,
+    truncate,
 )
 
 
@@ -35,19 +35,19 @@ from drumline.cli.rendering.text import (
     ],
 )
 def test_a_duration_in_its_two_largest_units(seconds: float, written: str) -> None:
-    assert duration(seconds) == written
+    assert format_duration(seconds) == written
 
 
 @pytest.mark.parametrize(
     ("amount", "written"), [(9.12, "$9.12"), (99.999, "$100"), (1234.5, "$1,234"), (0, "$0.00")]
 )
 def test_dollars(amount: float, written: str) -> None:
-    assert dollars(amount) == written
+    assert format_dollars(amount) == written
 
 
 def test_counts_and_rates() -> None:
-    assert [count(n, "chip") for n in (0, 1, 1024)] == ["0 chips", "1 chip", "1,024 chips"]
-    assert [short(n) for n in (9800, 412, 1.25e6)] == ["9.8k", "412", "1.25M"]
+    assert [plural(n, "chip") for n in (0, 1, 1024)] == ["0 chips", "1 chip", "1,024 chips"]
+    assert [format_short(n) for n in (9800, 412, 1.25e6)] == ["9.8k", "412", "1.25M"]
 
 
 @pytest.mark.parametrize(
@@ -65,27 +65,27 @@ def test_counts_and_rates() -> None:
         ("\x1b(0x", "x"),
     ],
 )
-def test_nothing_a_terminal_acts_on_is_left(text: str, left: str) -> None:
-    assert harmless(text) == left
+def test_sanitized_text_has_no_control_characters(text: str, left: str) -> None:
+    assert sanitize(text) == left
 
 
-def test_wide_characters_are_counted_and_cut_as_they_are_drawn() -> None:
-    assert width("模型-a") == 6
-    assert cut("模型模型", 5) == "模型…"
-    assert width(cut("模型模型", 4)) <= 4
-    assert cut("llama-1b-long", 8) == "llama-1…"
-    assert cut("llama", 5) == "llama"
+def test_wide_characters_take_two_columns() -> None:
+    assert display_width("模型-a") == 6
+    assert truncate("模型模型", 5) == "模型…"
+    assert display_width(truncate("模型模型", 4)) <= 4
+    assert truncate("llama-1b-long", 8) == "llama-1…"
+    assert truncate("llama", 5) == "llama"
 
 
-def test_the_clock_names_the_day_only_when_it_is_not_today(
+def test_times_have_a_date_unless_they_are_today(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     now = 1_700_000_000.0  # 14 Nov 2023, 22:13:20
-    assert clock(now - 3600, now) == "21:13"
-    assert clock(now - 3600, now, seconds=True) == "21:13:20"
-    assert clock(now - 86400, now) == "13 Nov 22:13"
+    assert format_time(now - 3600, now) == "21:13"
+    assert format_time(now - 3600, now, seconds=True) == "21:13:20"
+    assert format_time(now - 86400, now) == "13 Nov 22:13"
 
 
 CLIPBOARD = b"\x1b]52;c;cm0gLXJmIH4=\x07"
@@ -107,31 +107,31 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("sent", "shown"), STREAMS)
-def test_a_stream_is_made_harmless_wherever_it_is_cut_into_pieces(sent: bytes, shown: str) -> None:
-    assert harmless_lines(sent.decode("utf-8", "replace")) == shown
+def test_a_stream_is_sanitized_for_any_chunks(sent: bytes, shown: str) -> None:
+    assert sanitize_lines(sent.decode("utf-8", "replace")) == shown
     for size in (1, 2, 3, 1000):
-        stream = HarmlessStream()
+        stream = Sanitizer()
         pieces = [sent[start : start + size] for start in range(0, len(sent), size)]
         text = "".join(stream.feed(piece) for piece in pieces) + stream.feed(b"", last=True)
         assert text == shown
 
 
-def test_an_opening_that_is_never_closed_is_not_held_back_for_ever() -> None:
-    stream = HarmlessStream()
+def test_an_unclosed_escape_sequence_does_not_hide_the_log() -> None:
+    stream = Sanitizer()
     shown = stream.feed(b"\x1b]") + "".join(stream.feed(b"x" * 1000) for _ in range(10))
     assert len(shown) >= 5000
     assert "\x1b" not in shown
 
 
-def test_a_moment_is_so_long_ago_or_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     noon = 1_700_049_600.0  # 2023-11-15 12:00
-    assert moment("10m", noon) == noon - 600
-    assert moment("1.5h", noon) == noon - 5400
-    assert moment("11:30", noon) == noon - 1800
-    assert moment("12:30", noon) == noon + 1800 - 86400
-    assert moment("2023-11-15T11:00", noon) == noon - 3600
-    for wrong in ("", "ten", "10", "25:99", "yesterday"):
+    assert parse_time("10m", noon) == noon - 600
+    assert parse_time("1.5h", noon) == noon - 5400
+    assert parse_time("11:30", noon) == noon - 1800
+    assert parse_time("12:30", noon) == noon + 1800 - 86400
+    assert parse_time("2023-11-15T11:00", noon) == noon - 3600
+    for text in ("", "ten", "10", "25:99", "yesterday"):
         with pytest.raises(ValueError, match=r"[Ii]nvalid|must be|range|format"):
-            moment(wrong, noon)
+            parse_time(text, noon)

@@ -38,12 +38,12 @@ class Terminal(io.StringIO):
 # create
 
 
-def test_create_hands_over_the_job_and_its_secrets_and_says_what_is_next(
+def test_create_sends_the_job_and_its_secrets(
     server: Any, a_job: Make, job_file: Path, drumline: Run, capsys: Printed
 ) -> None:
     server.answers["POST /jobs"] = (201, a_job("000012", status="QUEUED"))
     assert drumline("create", str(job_file), "--set", "name=mine", "--set", "retry.failures=1") == 0
-    [(_, _, sent)] = server.asked
+    [(_, _, sent)] = server.requests
     assert sent["secrets"] == {"WANDB_KEY": "s3cret"}
     assert (sent["spec"]["name"], sent["spec"]["retry"]["failures"]) == ("mine", 1)
     assert "s3cret" not in json.dumps(sent["spec"])
@@ -52,7 +52,7 @@ def test_create_hands_over_the_job_and_its_secrets_and_says_what_is_next(
     assert "next: drumline follow 000012 · drumline show 000012" in out
 
 
-def test_create_says_what_is_left_out(
+def test_create_prints_the_files_left_out(
     server: Any, a_job: Make, job_file: Path, drumline: Run, capsys: Printed
 ) -> None:
     left_out = [{"path": f"{name}.env", "reason": "environment file"} for name in "abcdef"]
@@ -82,11 +82,11 @@ def test_a_dry_run_prints_the_plan_and_creates_nothing(
     server.answers["POST /plan"] = {"lines": ["would request v4-8", "would run: python train.py"]}
     assert drumline("create", str(job_file), "--dry-run") == 0
     assert capsys.readouterr().out == "would request v4-8\nwould run: python train.py\n"
-    assert [path for _, path, _ in server.asked] == ["/plan"]
-    assert "s3cret" not in json.dumps(server.asked)
+    assert [path for _, path, _ in server.requests] == ["/plan"]
+    assert "s3cret" not in json.dumps(server.requests)
 
 
-def test_a_wrong_job_file_creates_nothing_and_says_so(
+def test_an_invalid_job_file_creates_nothing(
     server: Any, job_file: Path, drumline: Run, capsys: Printed
 ) -> None:
     job_file.write_text(JOB + "chekpoint: /x\nzones2: 1\n")
@@ -95,7 +95,7 @@ def test_a_wrong_job_file_creates_nothing_and_says_so(
     assert last == "nothing was created"
     assert "chekpoint" in problems[0]
     assert "checkpoint" in problems[0]
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_a_secret_that_is_not_set_is_named(
@@ -107,12 +107,12 @@ def test_a_secret_that_is_not_set_is_named(
 ) -> None:
     monkeypatch.delenv("WANDB_KEY")
     assert drumline("create", str(job_file)) == 2
-    told = "secrets: WANDB_KEY not set in this environment; export it and try again\n"
-    assert capsys.readouterr().err == told
-    assert server.asked == []
+    message = "secrets: WANDB_KEY not set in this environment; export it and try again\n"
+    assert capsys.readouterr().err == message
+    assert server.requests == []
 
 
-def test_the_servers_refusal_is_passed_on(
+def test_errors_of_the_server_are_printed(
     server: Any, job_file: Path, drumline: Run, capsys: Printed
 ) -> None:
     server.answers["POST /jobs"] = (400, {"error": "mounts /data: gs://lab-data is in EU"})
@@ -142,19 +142,21 @@ def test_wait_exits_by_how_the_jobs_ended(
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_wait_gives_up_with_124(server: Any, a_job: Make, drumline: Run, capsys: Printed) -> None:
+def test_wait_exits_with_124_after_its_timeout(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed
+) -> None:
     server.answers["GET /jobs/000001/events"] = events_of(a_job("000001", status="SUCCEEDED"))
     server.answers["GET /jobs/000002/events"] = events_of(a_job("000002"))
     assert drumline("wait", "1", "2", "--timeout", "0.05") == 124
     captured = capsys.readouterr()
     assert captured.out.splitlines() == ["000001 SUCCEEDED", "000002 RUNNING"]
-    assert captured.err == "still going after 0.05 s: 000002\n"
+    assert captured.err == "timed out after 0.05 s; still running: 000002\n"
 
 
 # resume, cancel, delete, clean
 
 
-def test_cancel_prints_what_keeping_the_slice_costs(
+def test_cancel_prints_the_cost_of_the_kept_slice(
     server: Any, a_job: Make, drumline: Run, capsys: Printed
 ) -> None:
     server.holds(a_job(), a_job("000005"))
@@ -168,17 +170,17 @@ def test_cancel_prints_what_keeping_the_slice_costs(
     ]
 
 
-def test_one_wrong_id_among_several_changes_nothing(
+def test_one_invalid_id_changes_nothing(
     server: Any, a_job: Make, drumline: Run, capsys: Printed
 ) -> None:
     server.holds(a_job())
     assert drumline("cancel", "4", "99") == 2
     assert drumline("delete", "--yes", "4", "x") == 2
-    assert all(method == "GET" for method, _, _ in server.asked)
+    assert all(method == "GET" for method, _, _ in server.requests)
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_what_is_refused_for_one_job_is_done_for_the_others(
+def test_an_error_of_one_job_does_not_stop_the_others(
     server: Any, a_job: Make, drumline: Run, capsys: Printed
 ) -> None:
     server.holds(a_job(), a_job("000005"))
@@ -189,14 +191,14 @@ def test_what_is_refused_for_one_job_is_done_for_the_others(
     assert (captured.out, captured.err) == ("000005 is gone\n", "000004 is still stopping\n")
 
 
-def test_resume_takes_the_secrets_from_the_environment_again(
+def test_resume_reads_secrets_from_the_environment(
     server: Any, a_job: Make, job_file: Path, drumline: Run, capsys: Printed
 ) -> None:
     del job_file
     server.holds(a_job(status="FAILED", spec={"secrets": ["WANDB_KEY"]}))
     server.answers["POST /jobs/000004/resume"] = {"job": {}, "text": "000004 goes on"}
     assert drumline("resume", "4") == 0
-    assert server.asked[-1][2] == {"secrets": {"WANDB_KEY": "s3cret"}}
+    assert server.requests[-1][2] == {"secrets": {"WANDB_KEY": "s3cret"}}
     assert capsys.readouterr().out == "000004 goes on\n"
 
 
@@ -209,7 +211,7 @@ def test_resume_takes_the_secrets_from_the_environment_again(
         ("clean", ["000002", "000003", "000004"]),
     ],
 )
-def test_all_are_those_the_verb_is_for(
+def test_all_selects_the_jobs_that_a_verb_applies_to(
     server: Any, a_job: Make, drumline: Run, capsys: Printed, verb: str, chosen: list[str]
 ) -> None:
     gone = {"chips_held": 0, "progress": None}
@@ -233,20 +235,20 @@ def test_all_are_those_the_verb_is_for(
 
 
 @pytest.mark.parametrize("verb", ["wait", "cancel", "delete", "resume", "clean"])
-def test_ids_or_all_but_not_both_and_not_nothing(
+def test_either_ids_or_all_are_required(
     server: Any, drumline: Run, capsys: Printed, verb: str
 ) -> None:
-    told = f"{verb}: name the jobs by their ids, or all of them by --all\n"
+    message = f"{verb}: give job ids, or --all\n"
     for words in ((), ("4", "--all")):
         assert drumline(verb, *words) == 2
-        assert capsys.readouterr().err == told
+        assert capsys.readouterr().err == message
     server.holds()
     assert drumline(verb, "--all", *(() if verb == "wait" else ("--yes",))) == 0
     if verb != "wait":
         assert capsys.readouterr().out == f"there is no job to {verb}\n"
 
 
-def test_wait_for_all_that_have_not_ended_as_json(
+def test_wait_for_all_active_jobs_as_json(
     server: Any, a_job: Make, drumline: Run, capsys: Printed
 ) -> None:
     server.holds(a_job("000001"), a_job("000002", status="FAILED"))
@@ -256,21 +258,21 @@ def test_wait_for_all_that_have_not_ended_as_json(
 
 
 @pytest.mark.parametrize("verb", ["delete", "clean"])
-def test_without_a_terminal_to_ask_on_yes_is_needed(
+def test_without_a_terminal_yes_is_required(
     server: Any, a_job: Make, drumline: Run, capsys: Printed, verb: str
 ) -> None:
     server.holds(a_job())
     server.answers[f"POST /jobs/000004/{verb}"] = {"job": {}, "text": "done"}
     assert drumline(verb, "4") == 2
-    told = f"{verb} asks before it goes on, and there is no terminal to ask on: add --yes\n"
-    assert capsys.readouterr().err == told
-    assert all(method == "GET" for method, _, _ in server.asked)
+    message = f"{verb} needs a confirmation, and there is no terminal: add --yes\n"
+    assert capsys.readouterr().err == message
+    assert all(method == "GET" for method, _, _ in server.requests)
     assert drumline(verb, "4", "--yes") == 0
     assert capsys.readouterr().out == "done\n"
 
 
 @pytest.mark.parametrize(("typed", "done"), [("y", True), ("n", False), ("", False)])
-def test_on_a_terminal_delete_tells_the_facts_and_asks(
+def test_on_a_terminal_delete_asks_for_confirmation(
     server: Any,
     a_job: Make,
     drumline: Run,
@@ -285,42 +287,42 @@ def test_on_a_terminal_delete_tells_the_facts_and_asks(
     assert drumline("delete", "4") == (0 if done else 1)
     out = capsys.readouterr().out
     assert "000004 llama-1b is RUNNING at step 18,400; its last checkpoint is step 18,000\n" in out
-    assert "this ends it and releases 64 chips in us-central2-b. Go on? [y/N]" in out
+    assert "this stops it and releases 64 chips in us-central2-b. Continue? [y/N]" in out
     assert ("64 chips are released" in out) == done
     assert ("nothing was changed" in out) != done
 
 
 @pytest.mark.parametrize(
-    ("verb", "changes", "told"),
+    ("verb", "changes", "message"),
     [
-        ("cancel", {}, "would end the program of 000004 llama-1b (RUNNING at step 18,400) and "
+        ("cancel", {}, "would stop the program of 000004 llama-1b (RUNNING at step 18,400) and "
          "keep 64 chips in us-central2-b, about $103 an hour"),
         ("cancel", {"status": "FAILED"}, "would change nothing: 000004 llama-1b is FAILED"),
         ("cancel", {"chips_held": 0, "status": "WAITING", "progress": None},
-         "would end 000004 llama-1b (WAITING); it holds no slice"),
-        ("delete", {}, "would end 000004 llama-1b (RUNNING at step 18,400) and release 64 chips "
+         "would stop 000004 llama-1b (WAITING); it holds no slice"),
+        ("delete", {}, "would stop 000004 llama-1b (RUNNING at step 18,400) and release 64 chips "
          "in us-central2-b"),
         ("delete", {"status": "FAILED", "chips_held": 0, "progress": None},
-         "would change nothing: 000004 llama-1b (FAILED) holds nothing"),
+         "would change nothing: 000004 llama-1b (FAILED) holds no slice"),
         ("clean", {"status": "CANCELLED"}, "would release 64 chips in us-central2-b and remove "
          "the logs and the record of 000004 llama-1b"),
-        ("resume", {"status": "CANCELLED"}, "would start 000004 llama-1b (CANCELLED at step "
-         "18,400) again on the 64 chips in us-central2-b it holds"),
+        ("resume", {"status": "CANCELLED"}, "would restart 000004 llama-1b (CANCELLED at step "
+         "18,400) on its 64 chips in us-central2-b"),
         ("resume", {"status": "FAILED", "chips_held": 0, "progress": None},
-         "would start 000004 llama-1b (FAILED) again on a new v4-128"),
+         "would restart 000004 llama-1b (FAILED) on a new v4-128"),
         ("resume", {}, "would change nothing: 000004 llama-1b is RUNNING"),
     ],
 )  # fmt: skip
-def test_a_dry_run_tells_and_does_nothing(
+def test_a_dry_run_changes_nothing(
     server: Any,
     a_job: Make,
     drumline: Run,
     capsys: Printed,
     verb: str,
     changes: dict[str, Any],
-    told: str,
+    message: str,
 ) -> None:
     server.holds(a_job(**changes))
     assert drumline(verb, "4", "--dry-run") == 0
-    assert capsys.readouterr().out == told + "\n"
-    assert all(method == "GET" for method, _, _ in server.asked)
+    assert capsys.readouterr().out == message + "\n"
+    assert all(method == "GET" for method, _, _ in server.requests)

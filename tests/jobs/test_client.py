@@ -199,7 +199,7 @@ def test_the_server_does_not_inherit_what_the_shell_holds(
     assert start["environ"]["PATH"] == os.environ["PATH"]
 
 
-def test_a_change_that_was_not_acknowledged_is_not_asked_for_twice(home: Path) -> None:
+def test_an_unacknowledged_change_is_not_repeated(home: Path) -> None:
     with pytest.raises(Refused, match="drumline list shows whether the request was executed"):
         Client(home).cancel(4)
     assert len(starts(home)) == 1

@@ -8,7 +8,7 @@ from drumline.jobs.config import ConfigError, read
 from drumline.jobs.core.state import Timeouts
 
 
-def test_an_emulator_elsewhere_is_named_by_its_folder(tmp_path: Path) -> None:
+def test_another_emulator_is_given_by_its_folder(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("endpoint: ~/other/emulator")
     assert read(tmp_path).endpoint == str(Path.home() / "other" / "emulator")
     (tmp_path / "config.yaml").write_text("endpoint: http://127.0.0.1:8080")

@@ -1,9 +1,9 @@
-"""Run many schedules and say which promises were broken.
+"""Run many schedules and print the violated invariants.
 
     python -m tests.simulation --seeds 2000 [--first 1] [--workers 2]
     python -m tests.simulation --replay 1234
 
-A schedule that breaks a promise is made shorter, told, and named by the command that replays it.
+A schedule that violates an invariant is shrunk and printed with the command that replays it.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from tests.simulation.shrink import shrink
 from tests.simulation.simulation import Outcome, simulate
 
 TWICE = 100
-"""Of so many schedules one is run twice, to see that it goes the same way."""
+"""One schedule of this many runs twice, to check that both runs are equal."""
 DAY = 86400.0
 
 
 def main() -> int:
-    """Exit code 0 where every promise was kept."""
+    """Return exit code 0 if no invariant was violated."""
     options = argparse.ArgumentParser(prog="python -m tests.simulation")
     options.add_argument("--seeds", type=positive_integer, default=2000)
     options.add_argument("--first", type=int, default=1)
@@ -69,7 +69,7 @@ def _many(seeds: range, workers: int) -> int:
 
 
 def _run(seed: int) -> tuple[Outcome, str]:
-    """How a schedule went, and its tale if it broke a promise."""
+    """Return the outcome of a schedule, and a report if it violated an invariant."""
     outcome = simulate(generate_schedule(seed))
     if outcome.broken:
         return outcome, _report_failure(outcome)
@@ -84,7 +84,7 @@ def _run(seed: int) -> tuple[Outcome, str]:
 
 
 def _report_failure(outcome: Outcome) -> str:
-    """The shortest schedule that still breaks the promise, and what happened in it."""
+    """Return the shortest schedule that still violates an invariant, with its events."""
     schedule = shrink(
         generate_schedule(outcome.seed), lambda shorter: bool(simulate(shorter).broken)
     )

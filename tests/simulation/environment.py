@@ -1,4 +1,4 @@
-"""The world outside the server: its clock, its dice, what was done in it, and who knows what."""
+"""The environment of the simulated servers: time, random numbers, hosts, and a record of events."""
 
 import asyncio
 import random
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Stream(random.Random):
-    """Draws in the words of the simulation."""
+    """A stream of random numbers."""
 
     def chance(self, probability: float) -> bool:
-        """Whether something of that probability happens."""
+        """Return True with this probability."""
         return self.random() < probability
 
     def delay(self, usual: float, rare: float = 0.0, how_rare: float = 0.02) -> float:
-        """Seconds around `usual`, and now and then up to `rare`."""
+        """Return seconds around `usual`, and now and then up to `rare`."""
         if rare and self.chance(how_rare):
             return self.uniform(usual, rare)
         return usual * self.uniform(0.5, 1.5)
@@ -32,22 +32,22 @@ class RandomStreams:
     """The streams of one seed, by name."""
 
     def __init__(self, seed: int) -> None:
-        """Every stream follows from the seed and its name alone."""
+        """A stream depends only on the seed and its name."""
         self._seed = seed
-        self._known: dict[str, Stream] = {}
+        self._streams: dict[str, Stream] = {}
 
     def __getitem__(self, name: str) -> Stream:
-        """The stream of that name."""
-        if name not in self._known:
-            self._known[name] = Stream(f"{self._seed}/{name}")
-        return self._known[name]
+        """Return the stream of that name."""
+        if name not in self._streams:
+            self._streams[name] = Stream(f"{self._seed}/{name}")
+        return self._streams[name]
 
 
 class Environment:
-    """All that is true, whether or not the server has seen it."""
+    """The true state of everything, whether or not a server has observed it."""
 
     def __init__(self, loop: SimulatedLoop, streams: RandomStreams) -> None:
-        """Begin with nothing."""
+        """Start empty."""
         self.loop = loop
         self.streams = streams
         self.hosts: dict[str, Host] = {}
@@ -56,60 +56,60 @@ class Environment:
         self.folders: dict[str, Folder] = {}
         """Checkpoint folder → what is in it."""
         self.homes: list[str] = []
-        """The id of each job database, as it is first met."""
+        """The id of each job database, in the order of their first use."""
         self.plans: dict[str, Plan] = {}
         self.running: dict[tuple[str, int], Running] = {}
         """Job and attempt → its program, from its first start on."""
         self.failures: dict[str, int] = {}
-        """Job → how often its program failed by its own fault."""
+        """Job → the number of failures that its program caused."""
         self.started: dict[tuple[str, int, str], int] = {}
-        """Job, attempt and host → how often the program was started there."""
+        """Job, attempt and host → the number of starts of the program there."""
         self.host_faults: Counter[str] = Counter()
-        """Slice → how often one of its hosts misbehaved."""
+        """Slice → the number of faults of its hosts."""
         self.taken: set[str] = set()
-        """Slices that the cloud took, or never gave."""
+        """Slices that the cloud preempted, or never granted."""
         self.liars: set[tuple[str, int]] = set()
-        """Job and attempt of programs that a host gave out as ended."""
+        """Job and attempt of programs that a host wrongly reported as ended."""
         self.starting: list[Callable[[str, int, str], None]] = []
         """Called at every start of a program."""
         self.trace: list[tuple[Any, ...]] = []
         self.broken: list[str] = []
-        """Promises that were not kept."""
+        """Invariants that were violated."""
         self.quiet = False
-        """Whether the faults have stopped."""
+        """True after the faults have stopped."""
         self._bad: dict[str, bool] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._begin = loop.time()
 
     def key(self, owner: str, job: str) -> str:
-        """The name of a job among those of all homes: `000007`, and `000007@2` in a second home."""
+        """Return the name of a job among all homes: `000007`, or `000007@2` in a second home."""
         if owner not in self.homes:
             self.homes.append(owner)
         home = 1 + self.homes.index(owner)
         return job if home == 1 else f"{job}@{home}"
 
     def now(self) -> float:
-        """The true time."""
+        """Return the true time."""
         return self.loop.time()
 
     def is_bad(self, machine: str) -> bool:
-        """Whether a chip of that machine lies; until the faults have stopped."""
+        """Return True if a chip of the machine computes wrong results, until the faults stop."""
         if machine not in self._bad:
             self._bad[machine] = self.streams[f"machine {machine}"].chance(0.08)
         return self._bad[machine] and not self.quiet
 
     def note(self, *what: Any) -> None:
-        """Remember that something happened."""
+        """Record an event."""
         self.trace.append((round(self.now() - self._begin, 3), *what))
 
     def fail(self, promise: str) -> None:
-        """A promise was not kept: that is the end of the night."""
+        """Record the violation of an invariant, and end the simulation."""
         self.note("BROKEN", promise)
         self.broken.append(promise)
         self.loop.stop()
 
     def spawn(self, work: Coroutine[Any, Any, Any], party: str = "world") -> asyncio.Task[Any]:
-        """Let something happen beside all else, on behalf of a party."""
+        """Start a task on behalf of a party."""
         context = copy_context()
         context.run(PARTY.set, party)
         task = self.loop.create_task(work, context=context)

@@ -1,10 +1,10 @@
-"""What is promised, whatever happens, and how each promise is checked.
+"""The invariants of the job manager, and their checks.
 
-While it goes on: a request stands in the database before the cloud hears of it; a program is
-started once on a host; an attempt runs on one slice; a job has one program at a time, and none once
-its user was told that it ends. In the morning, when nothing goes wrong any more: every job ends, as
-its user wished; what it ended as follows from what its program did; hosts and cloud are blamed for
-no more than they did; nothing of ours is left in the cloud, and no secret at home.
+During the schedule: a request is saved before it is sent to the cloud; a program is started once on
+a host; an attempt runs on one slice; a job has one program at a time, and none after its user was
+told that it ends. After the faults have stopped: every job ends as its user wants; its status
+follows from its program; no more faults of hosts and cloud are recorded than there were; no
+resource is left in the cloud, and no secret in the home.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ FAULT_OF_THE_PROGRAM = {Outcome.PROGRAM_FAILED.value, Outcome.STUCK.value}
 
 @dataclass
 class UserRequest:
-    """Something a user asked for, and what came of it."""
+    """A command of a user, and its result."""
 
     verb: str
     asked: float
@@ -36,59 +36,59 @@ class UserRequest:
     outcome: str = "under way"
     """`answered`, `nothing` (it was so already), `refused` or `unknown`."""
     too_late: bool = False
-    """Whether the job had ended by then."""
+    """True if the job had already ended."""
 
 
 class PendingRequest:
-    """One call of a user, while it lasts."""
+    """A command of a user that has no result yet."""
 
     def __init__(self, environment: Environment, user_request: UserRequest) -> None:
-        """It was just made."""
+        """Begin the command."""
         self._environment, self._request = environment, user_request
 
     def _ends(self, outcome: str) -> None:
         self._request.done, self._request.outcome = self._environment.now(), outcome
 
     def answered(self, text: str) -> None:
-        """The user was told that it is so."""
+        """Record that the server executed the command."""
         self._ends("nothing" if "already" in text or "goes on by itself" in text else "answered")
 
     def refused(self) -> None:
-        """The user was told that it is not so."""
+        """Record that the server refused the command."""
         self._ends("refused")
 
     def unknown(self) -> None:
-        """Nobody answered: it may or may not have been done."""
+        """Record that the server did not respond, so the result is unknown."""
         self._ends("unknown")
 
 
 class Invariants:
-    """Watches, and says in the end what was not kept."""
+    """The checks of all invariants for one server."""
 
     def __init__(self, environment: Environment, cloud: SimulatedCloud, server: Server) -> None:
-        """Nothing was promised yet to the users of this server."""
+        """Watch the requests to the cloud and the starts of programs."""
         self._environment, self._cloud, self._server = environment, cloud, server
         self._user_requests: dict[str, list[UserRequest]] = {}
         self._asks: list[float] = []
-        """When this server asked for slices."""
+        """The times of this server's requests for slices."""
         environment.starting.append(self._program_starts)
         cloud.asking.append(self._request_is_made)
 
     def _key(self, job_id: str) -> str:
-        """The name of a job of this server among those of all."""
+        """Return the name of a job of this server among all homes."""
         return self._environment.key(self._server.owner, job_id)
 
-    # While it goes on ----------------------------------------------------------------------------
+    # During the schedule -------------------------------------------------------------------------
 
     def created(self, job_id: str) -> None:
-        """A user was given this id."""
+        """Record that a user created a job with this id."""
         user_request = UserRequest(
             "create", self._environment.now(), self._environment.now(), "answered"
         )
         self._user_requests.setdefault(job_id, []).append(user_request)
 
     def asked(self, job_id: str, verb: str) -> PendingRequest:
-        """A user asks something of a job."""
+        """Record that a user gives a command on a job."""
         service = self._server.service
         record = service.supervisor.record(job_id) if service else None
         ended = record is not None and record.job.status.ended

@@ -32,19 +32,19 @@ def simulation(*words: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, AT_A_TIME))
-def test_no_promise_is_broken_whatever_the_night_brings(first: int) -> None:
+def test_no_schedule_violates_an_invariant(first: int) -> None:
     words = ("--seeds", str(AT_A_TIME), "--first", str(first), "--workers", "1")
     done = simulation("tests.simulation", *words)
     assert done.stdout.endswith(f"{AT_A_TIME} schedules, 0 broken\n"), done.stdout + done.stderr
 
 
-def test_the_same_seed_is_the_same_night_in_another_process() -> None:
+def test_the_same_seed_gives_the_same_schedule_in_another_process() -> None:
     nights = {simulation("tests.simulation", "--replay", "3").stdout for _ in range(2)}
     (night,) = nights
     assert "fingerprint" in night.splitlines()[-1]
 
 
-def test_bugs_that_are_put_back_are_found() -> None:
+def test_planted_bugs_are_found() -> None:
     done = simulation(
         "tests.simulation.mutations", "--workers", "1", "--seeds", "20", *QUICKLY_FOUND
     )

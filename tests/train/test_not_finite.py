@@ -50,7 +50,7 @@ def test_stop_ends_the_run_with_the_last_good_state_and_a_report(
     result = fit(with_rows(poisoned(), 12), checkpoint=tmp_path)
     assert result.ending is Ending.NOT_FINITE
     assert result.ending.exit_code == 1
-    message = "step 6: not a number from batch 5, first on host 0 of 1, in parameter group body"
+    message = "step 6: non-finite value from batch 5, first on host 0 of 1, in parameter group body"
     assert result.report == f"{message} and 1 more"
     assert message in capsys.readouterr().out
     assert result.step == 5
@@ -66,7 +66,7 @@ def test_skip_keeps_the_state_from_before_the_step(tmp_path: Path) -> None:
     expected = fit(with_rows(without_the_bad_batch(), 11)).state
     assert fingerprint(result.state.params) == fingerprint(expected.params)
     assert fingerprint(result.state.opt_state) == fingerprint(expected.opt_state)
-    assert "step 6: not a number from batch 5" in result.report
+    assert "step 6: non-finite value from batch 5" in result.report
 
 
 def test_rollback_gives_the_same_bits_as_data_without_the_batch(
@@ -84,7 +84,7 @@ def test_rollback_gives_the_same_bits_as_data_without_the_batch(
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 9))
     # What is passed over stays so when the run is stopped afterwards and goes on.
     longer = fit(with_rows(poisoned(), 9, nan="rollback"), checkpoint=tmp_path)
-    assert "not a number" not in capsys.readouterr().out
+    assert "non-finite value" not in capsys.readouterr().out
     assert longer.report == ""
     assert fingerprint(longer.state) == fingerprint(
         fit(with_rows(without_the_bad_batch(), 9)).state
@@ -116,7 +116,7 @@ def test_a_non_finite_gradient_alone_is_reported_with_its_group() -> None:
     result = fit(replace(made, model=replace(toy().model, loss=loss)))  # type: ignore[type-var]
     assert result.ending is Ending.NOT_FINITE
     assert result.report == (
-        "step 3: not a number from batch 2, first on host 0 of 1, in parameter group head"
+        "step 3: non-finite value from batch 2, first on host 0 of 1, in parameter group head"
     )
 
 
@@ -156,7 +156,7 @@ def test_a_skipped_batch_is_recomputed_with_the_parameters_with_which_it_failed(
     result = fit(replace(made, model=model))
     assert result.ending is Ending.DONE
     assert result.step == 12
-    assert result.report.startswith("step 6: not a number from batch 5, first on host 0 of 1")
+    assert result.report.startswith("step 6: non-finite value from batch 5, first on host 0 of 1")
     assert "hardware" not in result.report
 
 
@@ -175,9 +175,9 @@ def test_many_skipped_batches_give_the_same_bits_as_data_without_them(
 
     result = fit(made(rows, 36), checkpoint=tmp_path)
     output = capsys.readouterr().out
-    assert output.count("not a number from batch") == 12
+    assert output.count("non-finite value from batch") == 12
     assert output.count("first on host 0 of 1") == 10
-    assert "step 36: not a number from batch 35\n" in output
+    assert "step 36: non-finite value from batch 35\n" in output
     expected = fit(made({name: column[good] for name, column in ROWS.items()}, 24)).state
     assert fingerprint(result.state.params) == fingerprint(expected.params)
     assert result.step == 36
@@ -208,5 +208,5 @@ def test_rows_that_are_not_reproducible_are_not_a_hardware_fault(policy: str) ->
     made = with_rows(ROWS, 8, nan=policy)
     records = Augmented(ROWS, row=BAD * BATCH + 3)
     result = fit(replace(made, data=data.Data(records, batch=BATCH, shuffle=False)))
-    assert result.report.startswith("step 6: not a number from batch 5, first on host 0 of 1")
+    assert result.report.startswith("step 6: non-finite value from batch 5, first on host 0 of 1")
     assert "hardware" not in result.report

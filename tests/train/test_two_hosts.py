@@ -75,7 +75,7 @@ def test_two_hosts_train_together_find_a_bad_row_and_stop_together(tmp_path: Pat
     assert results[0]["ending"] == Ending.NOT_FINITE.exit_code
     assert results[0]["step"] == 3
     assert results[0]["report"].startswith(
-        "step 4: not a number from batch 3, first on host 1 of 2"
+        "step 4: non-finite value from batch 3, first on host 1 of 2"
     )
 
     # The same rows in the same order as one host takes them.

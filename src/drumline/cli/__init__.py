@@ -1,6 +1,6 @@
-"""The command line. A command imports what it needs when it runs, so that `--help` is quick.
+"""The command line. A command imports its package when it runs, so that `--help` is fast.
 
-A user's mistake ends with one sentence on stderr and exit code 2, never with a traceback.
+A user error prints one message to stderr, without a traceback, and exits with code 2.
 """
 
 import errno
@@ -14,9 +14,10 @@ import typer
 from typer.core import TyperGroup
 
 from drumline import __version__
-from drumline.cli.connect import MISTAKE
+from drumline.cli.connect import USER_ERROR
+from drumline.errors import UserError
 
-# In the order of `--help`: the life of a job, then inspection, then everything else.
+# In the order of `--help`: commands for jobs, for inspection, and all others.
 COMMANDS = {
     "create": "jobs:create",
     "list": "jobs:list_jobs",
@@ -30,8 +31,8 @@ COMMANDS = {
     "delete": "jobs:delete",
     "clean": "jobs:clean",
     "exec": "access:run_command",
-    "ssh": "ssh:ssh",
-    "cp": "ssh:cp",
+    "ssh": "access:ssh",
+    "cp": "access:cp",
     "hosts": "hosts:app",
     "chips": "chips:chips",
     "inspect": "inspect:app",
@@ -42,16 +43,11 @@ COMMANDS = {
     "server": "server:app",
     "emulator": "emulator:app",
 }
-# An exception whose module was never imported cannot have been raised.
-MISTAKES = (
-    ("drumline.chips.names", "UnknownName"),
-    ("drumline.errors", "UserError"),
-    ("drumline.jobs.connection", "Refused"),
-    ("drumline.jobs.spec", "SpecError"),
-)
-# Errors of printing: the disk is full, a quota or a limit is reached, the pipe is closed.
-UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE}
-# Both are drawn with rich, whose import takes longer than the whole command.
+COMPLETION_VARIABLE = "_DRUMLINE_COMPLETE"
+"""The environment variable by which a shell asks for completions."""
+# Errors of printing: a full disk, a reached quota or limit, a closed pipe.
+OUTPUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE}
+# Help and errors without rich, whose import takes longer than the whole command.
 PLAIN: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,
@@ -60,7 +56,7 @@ PLAIN: dict[str, Any] = {
 
 
 class _Commands(TyperGroup):
-    """Builds a command on demand: reading the options of all commands takes longer."""
+    """A group that builds a command on demand, because building all of them is slow."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         del ctx
@@ -68,34 +64,34 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
-            # The hint at similar names is made from the commands that are loaded.
-            for known in COMMANDS:
-                self.get_command(ctx, known)
+            # The suggestion of similar names uses the commands that are loaded.
+            for name in COMMANDS:
+                self.get_command(ctx, name)
             return None
         if cmd_name not in self.commands:
             module, _, attribute = COMMANDS[cmd_name].partition(":")
-            found = getattr(import_module(f"drumline.cli.{module}"), attribute)
-            if not isinstance(found, typer.Typer):
-                alone = typer.Typer(**PLAIN)
-                # Options that our ssh does not have are for the user's ssh.
+            command = getattr(import_module(f"drumline.cli.{module}"), attribute)
+            if not isinstance(command, typer.Typer):
+                single = typer.Typer(**PLAIN)
+                # Unknown options of `drumline ssh` are passed on to the user's ssh.
                 settings = {"ignore_unknown_options": True} if cmd_name == "ssh" else None
-                alone.command(name=cmd_name, context_settings=settings)(found)
-                found = alone
-            self.commands[cmd_name] = typer.main.get_command(found)
+                single.command(name=cmd_name, context_settings=settings)(command)
+                command = single
+            self.commands[cmd_name] = typer.main.get_command(command)
         return self.commands[cmd_name]
 
 
 app = typer.Typer(
     name="drumline",
-    help="Train JAX models on TPUs that can be taken away at any minute.",
+    help="Train JAX models on preemptible TPUs.",
     no_args_is_help=True,
     cls=_Commands,
     **PLAIN,
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"drumline {__version__}")
         raise typer.Exit
 
@@ -109,37 +105,36 @@ def _options(
     del version
 
 
-def _mistakes() -> tuple[type[Exception], ...]:
-    known = ((sys.modules.get(module), name) for module, name in MISTAKES)
-    return tuple(getattr(module, name) for module, name in known if module is not None)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     if sys.stdout is None:
-        typer.echo("stdout is closed: there is nowhere to print to", err=True)
+        typer.echo("stdout is closed; there is no place to print to", err=True)
         sys.exit(1)
+    if COMPLETION_VARIABLE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
     try:
         try:
-            app(args=arguments)
+            app(args=arguments, complete_var=COMPLETION_VARIABLE)
         finally:
             sys.stdout.flush()
-    except _mistakes() as mistake:
-        from drumline.cli.rendering.text import harmless_lines
+    except UserError as error:
+        from drumline.cli.rendering.text import sanitize_lines
 
-        typer.echo(harmless_lines(str(mistake)), err=True)
-        sys.exit(MISTAKE)
-    except OSError as trouble:
-        if trouble.errno not in UNWRITABLE or trouble.filename is not None:
+        typer.echo(sanitize_lines(str(error)), err=True)
+        sys.exit(USER_ERROR)
+    except OSError as error:
+        if error.errno not in OUTPUT_ERRORS or error.filename is not None:
             raise
-        _give_up_printing(trouble)
+        _exit_without_output(error)
 
 
-def _give_up_printing(trouble: OSError) -> NoReturn:
-    """Exit with one sentence; with none where the reader of our output has closed the pipe."""
-    # Buffered output would fail once more as Python exits.
+def _exit_without_output(error: OSError) -> NoReturn:
+    """Exit with a message, or without one if the reader of the output has closed the pipe."""
+    # Otherwise the buffered output would fail again when Python exits.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-    if trouble.errno != errno.EPIPE:
+    if error.errno != errno.EPIPE:
         with suppress(OSError):
-            typer.echo(f"the output cannot be written: {trouble.strerror}", err=True)
+            typer.echo(f"the output cannot be written: {error.strerror}", err=True)
     sys.exit(1)

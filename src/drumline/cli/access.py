@@ -1,200 +1,353 @@
-"""The verbs that print what came from a job's hosts: logs and exec."""
+"""Commands on the hosts of a job: logs, exec, and ssh and cp with the user's own OpenSSH."""
 
 import os
+import re
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from drumline.cli.connect import connect, echo_json, interruptible, on_terminal
-from drumline.cli.jobs import AsJson, Id
-from drumline.cli.rendering.text import HarmlessStream, harmless
+from drumline.cli.options import AsJson, HostOrAll, JobId
+from drumline.cli.rendering.text import Sanitizer, sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
-LONGEST_LINE = 1 << 20
+MAX_LINE_BYTES = 1 << 20
 Raw = Annotated[
-    bool, typer.Option("--raw", help="Every byte, on a terminal too: colours and escapes.")
+    bool, typer.Option("--raw", help="Print every byte, including colours and escapes.")
 ]
-HostOrAll = Annotated[
-    str | None, typer.Option("--host", metavar="N|all", help="A host's number, or all.")
-]
+# Options of ssh that take a value: the word after one of them is not the command.
+_SSH_OPTIONS_WITH_VALUE = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
+_REMOTE_PATH = re.compile(r"0*(\d{1,12}):(.*)", re.DOTALL)
+
+
+# --- logs -------------------------------------------------------------------------------------
 
 
 def logs(
-    job_id: Id,
+    job_id: JobId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+        bool, typer.Option("--follow", "-f", help="Print new output until the job ends.")
     ] = False,
     host: HostOrAll = None,
     attempt: Annotated[
         str | None,
-        typer.Option("--attempt", metavar="K|all", help="An attempt; without it, the last."),
+        typer.Option("--attempt", metavar="K|all", help="An attempt [default: the last one]."),
     ] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="The last N lines.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="10m|TIME", help="What was written since, by any attempt."),
+        typer.Option("--since", metavar="10m|TIME", help="Lines since then, in any attempt."),
     ] = None,
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")
+        bool, typer.Option("--timestamps", "-t", help="Start each line with its time.")
     ] = False,
     raw: Raw = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Each line as an object: attempt, host, time, text.")
+        bool,
+        typer.Option("--json", help="Print each line as JSON: attempt, host, time, text."),
     ] = False,
 ) -> None:
-    """Print what the program wrote, on one host or all."""
-    from drumline.cli.rendering.text import moment
+    """Print the output of the program, on one host or all."""
+    from drumline.cli.rendering.text import parse_time
     from drumline.jobs.client import Refused
-    from drumline.jobs.client import job_id as six_digits
+    from drumline.jobs.client import job_id as normalize_id
 
-    number = six_digits(job_id)
-    if attempt not in {None, "all"} and not (_number(attempt) and int(attempt or 0) > 0):
-        raise Refused(f"--attempt {attempt}: give a number from 1 on, or all")
+    number = normalize_id(job_id)
+    if attempt not in {None, "all"} and not (_is_number(attempt) and int(attempt or 0) > 0):
+        raise Refused(f"--attempt {attempt}: expected a number from 1, or all")
     try:
-        begin = None if since is None else moment(since, time.time())
+        start = None if since is None else parse_time(since, time.time())
     except ValueError:
         raise Refused(
-            f"--since {since}: give how long ago, such as 10m, or a time, such as 14:02"
+            f"--since {since}: expected a duration, such as 10m, or a time, such as 14:02"
         ) from None
-    part: dict[str, Any] = {"tail": tail, "since": begin, "times": timestamps, "as_json": as_json}
-    pieces = connect().logs(number, _host(host), attempt, follow, **part)
-    with interruptible(f"{number} goes on; drumline logs {number} --follow comes back to it"):
-        _print(pieces, raw)
+    query: dict[str, Any] = {"tail": tail, "since": start, "times": timestamps, "as_json": as_json}
+    chunks = connect().logs(number, _parse_host(host), attempt, follow, **query)
+    message = f"{number} keeps running; follow it with: drumline logs {number} --follow"
+    with interruptible(message):
+        _print(chunks, raw)
 
 
-def _print(pieces: "Iterable[bytes]", raw: bool) -> None:
-    """Print what came from a host; on a terminal, without control sequences."""
+def _print(chunks: "Iterable[bytes]", raw: bool) -> None:
+    """Print output of a host. On a terminal, remove control sequences."""
     if raw or not on_terminal():
-        for piece in pieces:
-            sys.stdout.buffer.write(piece)
+        for chunk in chunks:
+            sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
         return
-    stream = HarmlessStream()
-    for piece in pieces:
-        sys.stdout.write(stream.feed(piece))
+    sanitizer = Sanitizer()
+    for chunk in chunks:
+        sys.stdout.write(sanitizer.feed(chunk))
         sys.stdout.flush()
-    sys.stdout.write(stream.feed(b"", last=True))
+    sys.stdout.write(sanitizer.feed(b"", last=True))
     sys.stdout.flush()
 
 
+# --- exec -------------------------------------------------------------------------------------
+
+
 def run_command(
-    job_id: Id,
+    job_id: JobId,
     command: Annotated[
         list[str],
-        typer.Argument(metavar="-- CMD...", help="One word is run by the host's shell."),
+        typer.Argument(metavar="-- CMD...", help="A single word is run by the host's shell."),
     ],
     host: HostOrAll = None,
     no_stdin: Annotated[
-        bool, typer.Option("--no-stdin", "-n", help="Leave what is piped in to others.")
+        bool, typer.Option("--no-stdin", "-n", help="Do not pass on piped input.")
     ] = False,
     raw: Raw = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a command on a host of the job's slice, or on all."""
-    asked = command[0] if len(command) == 1 else command
-    given = (job_id, asked, _host(host) or 0, None if no_stdin else _piped_in())
+    """Run a command on one host of the job's slice, or on all."""
+    line = command[0] if len(command) == 1 else command
+    arguments = (job_id, line, _parse_host(host) or 0, None if no_stdin else _piped_input())
     if as_json:
-        ends = connect().exec(*given)
-        echo_json(ends)
+        results = connect().exec(*arguments)
+        echo_json(results)
     else:
-        ends = _print_command(connect().exec_frames(*given), raw)
-    codes = [end["exit_code"] for end in ends if end["exit_code"] != 0]
+        results = _print_frames(connect().exec_frames(*arguments), raw)
+    codes = [result["exit_code"] for result in results if result["exit_code"] != 0]
     if codes:
         # None: the outcome is unknown. Negative: a signal, which shells count from 128.
         code = codes[0]
         raise typer.Exit(255 if code is None else 128 - code if code < 0 else code)
 
 
-def _print_command(
+def _print_frames(
     frames: "Generator[dict[str, Any], None, None]", raw: bool
 ) -> list[dict[str, Any]]:
-    """Print the output of a command as it comes; returns how it ended on each host."""
-    ends: list[dict[str, Any]] = []
-    several = False
+    """Print the output of a command as it arrives. Return the exit code of each host."""
+    results: list[dict[str, Any]] = []
+    several_hosts = False
     outputs: dict[tuple[int, str], _HostOutput] = {}
     with closing(frames):
         for frame in frames:
             if "hosts" in frame:
-                several = len(frame["hosts"]) > 1
+                several_hosts = len(frame["hosts"]) > 1
             elif "data" in frame:
                 key = (frame["host"], frame["stream"])
                 if key not in outputs:
-                    outputs[key] = _HostOutput(*key, several, raw)
+                    outputs[key] = _HostOutput(*key, several_hosts, raw)
                 outputs[key].write(frame["data"])
             elif "exit_code" in frame:
                 for key, output in outputs.items():
                     if key[0] == frame["host"]:
                         output.end()
                 if frame.get("error"):
-                    where, why = frame["host"], frame["error"]
-                    lost = f"host {where}: {why}; how the command ended is unknown"
-                    typer.echo(harmless(lost), err=True)
-                ends.append(frame)
-    return sorted(ends, key=lambda end: int(end["host"]))
+                    message = f"host {frame['host']}: {frame['error']}; the exit code is unknown"
+                    typer.echo(sanitize(message), err=True)
+                results.append(frame)
+    return sorted(results, key=lambda result: int(result["host"]))
 
 
 class _HostOutput:
-    """One output of a command on one host, printed to ours."""
+    """Prints one output stream of a command on one host."""
 
-    def __init__(self, host: int, stream: str, several: bool, raw: bool) -> None:
+    def __init__(self, host: int, stream: str, several_hosts: bool, raw: bool) -> None:
         self._file = sys.stdout if stream == "stdout" else sys.stderr
-        self._harmless = None if raw or not self._file.isatty() else HarmlessStream()
-        self._prefix = f"[host {host}] ".encode() if several else b""
-        self._begun = b""
+        self._sanitizer = None if raw or not self._file.isatty() else Sanitizer()
+        self._prefix = f"[host {host}] ".encode() if several_hosts else b""
+        self._unfinished = b""
 
     def write(self, data: bytes) -> None:
-        """Print bytes as they are, or lines that name the host where there are several."""
+        """Print the bytes, or with several hosts complete lines with the host before each."""
         if self._prefix:
-            # Output of hosts alternates by lines; a very long line is printed in parts.
-            *whole, self._begun = (self._begun + data).split(b"\n")
-            if len(self._begun) > LONGEST_LINE:
-                whole, self._begun = [*whole, self._begun], b""
-            data = b"".join(self._prefix + line + b"\n" for line in whole)
+            # The output of hosts alternates by lines. A very long line is printed in parts.
+            *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+            if len(self._unfinished) > MAX_LINE_BYTES:
+                lines, self._unfinished = [*lines, self._unfinished], b""
+            data = b"".join(self._prefix + line + b"\n" for line in lines)
         self._print(data)
 
     def end(self) -> None:
-        """Print what is left."""
-        if self._begun:
-            self._print(self._prefix + self._begun + b"\n")
-        if self._harmless:
-            self._file.write(self._harmless.feed(b"", last=True))
+        """Print the remaining bytes."""
+        if self._unfinished:
+            self._print(self._prefix + self._unfinished + b"\n")
+        if self._sanitizer:
+            self._file.write(self._sanitizer.feed(b"", last=True))
             self._file.flush()
 
     def _print(self, data: bytes) -> None:
-        if self._harmless:
-            self._file.write(self._harmless.feed(data))
+        if self._sanitizer:
+            self._file.write(self._sanitizer.feed(data))
         else:
             self._file.buffer.write(data)
         self._file.flush()
 
 
-def _piped_in() -> BinaryIO | None:
-    """The piped or redirected input, if any; not a terminal, nor /dev/null."""
+def _piped_input() -> BinaryIO | None:
+    """Return stdin if it is a pipe or a file, and None for a terminal or /dev/null."""
     import stat
 
     try:
-        kind = os.fstat(sys.stdin.fileno()).st_mode
+        mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError):
         return None  # closed, or not a file
-    return None if stat.S_ISCHR(kind) else sys.stdin.buffer
+    return None if stat.S_ISCHR(mode) else sys.stdin.buffer
 
 
-def _number(typed: str | None) -> bool:
-    return typed is not None and typed.isascii() and typed.isdigit()
+def _is_number(text: str | None) -> bool:
+    return text is not None and text.isascii() and text.isdigit()
 
 
-def _host(typed: str | None) -> int | str | None:
-    if typed is None or typed == "all":
-        return typed
-    if _number(typed):
-        return int(typed)
+def _parse_host(text: str | None) -> int | str | None:
+    if text is None or text == "all":
+        return text
+    if _is_number(text):
+        return int(text)
     from drumline.jobs.client import Refused
 
-    raise Refused(f"--host {typed}: give a host's number, or all")
+    raise Refused(f"--host {text}: expected a host index, or all")
+
+
+# --- ssh and cp -------------------------------------------------------------------------------
+
+
+def ssh(
+    job_id: JobId,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[OPTION OF ssh]... [-- CMD...]", help="Such as -L 6006:localhost:6006."
+        ),
+    ] = None,
+    host: Annotated[int, typer.Option("--host", metavar="N", min=0, help="A host index.")] = 0,
+) -> None:
+    """Log in to a host of the job's slice, or forward ports."""
+    options, command = _split_words(arguments or [])
+    [login] = _hosts(job_id, host)
+    _become(["ssh", *_ssh_options(login), *options, "--", str(login["ssh_ip"]), *command])
+
+
+def cp(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="A file or folder.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TO", help="The destination. FROM or TO is ID:PATH.")
+    ],
+    host: Annotated[
+        str, typer.Option("--host", metavar="N|all", help="A host index, or all.")
+    ] = "0",
+) -> None:
+    """Copy files to or from a host: drumline cp 12:out.txt ."""
+    import subprocess
+
+    from drumline.jobs.client import Refused
+
+    remote_source, remote_target = _REMOTE_PATH.fullmatch(source), _REMOTE_PATH.fullmatch(target)
+    remote = remote_source or remote_target
+    if remote is None or (remote_source and remote_target):
+        raise Refused("one of FROM and TO must be on a host: write ID:PATH, such as 12:out.txt")
+    if not remote[2]:
+        raise Refused(f"{remote[0]} has no path; write {remote[1]}:. for the program's folder")
+    if not (host == "all" or _is_number(host)):
+        raise Refused(f"--host {host}: expected a host index, or all")
+    if remote_source is None and not os.path.lexists(source):
+        raise Refused(f"{source} does not exist; nothing was copied")
+    logins = _hosts(remote[1], None if host == "all" else int(host))
+    commands = []
+    for login in logins:
+        path = _remote_path(remote[2], str(login["folder"]))
+        address = f"{login['user']}@{login['ssh_ip']}:{path}"
+        if remote_source is None:
+            commands.append(_scp(login, _local_path(source), address))
+            continue
+        folder = target
+        if len(logins) > 1:
+            # Each host has a file of the same name, so each gets its own folder.
+            folder = str(Path(target) / f"host-{login['index']}")
+            os.makedirs(folder, exist_ok=True)
+        commands.append(_scp(login, address, _local_path(folder)))
+    if len(commands) == 1:
+        _become(commands[0])
+        return
+    codes = [subprocess.run(command, check=False).returncode for command in commands]
+    raise typer.Exit(next((code for code in codes if code), 0))
+
+
+def _split_words(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
+    """Split the arguments into options of ssh and the command after them."""
+    at = 0
+    while (
+        at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in {"-", "--"}
+    ):
+        # `-NL 1:a:1` is two options, and `-L1:a:1` is one with its value.
+        letters = enumerate(arguments[at])
+        with_value = next((i for i, c in letters if i and c in _SSH_OPTIONS_WITH_VALUE), None)
+        at += 2 if with_value == len(arguments[at]) - 1 else 1
+    command = arguments[at + 1 :] if arguments[at : at + 1] == ["--"] else arguments[at:]
+    return list(arguments[:at]), list(command)
+
+
+def _ssh_options(login: "Mapping[str, Any]") -> list[str]:
+    """Return the options of a login. They come first, so later ones cannot weaken the checks."""
+    return [
+        *("-i", str(Path(str(login["key"])))),
+        *("-o", f"Port={login['ssh_port']}"),
+        *("-o", f"User={login['user']}"),
+        *("-o", f"UserKnownHostsFile={_quote_option(str(login['known_hosts']))}"),
+        *("-o", "StrictHostKeyChecking=yes"),
+        *("-o", "IdentitiesOnly=yes"),
+    ]
+
+
+def _remote_path(path: str, folder: str) -> str:
+    """Return a path for scp: relative to the program's folder, unless it is absolute or in ~."""
+    if path.startswith("/"):
+        return path
+    if path == "~" or path.startswith("~/"):
+        return path[2:] or "."
+    return f"{folder}/{path}"
+
+
+def _scp(login: "Mapping[str, Any]", source: str, target: str) -> list[str]:
+    return ["scp", "-r", *_ssh_options(login), "--", source, target]
+
+
+def _local_path(path: str) -> str:
+    """Return a path that scp cannot mistake for a remote one."""
+    return path if path.startswith(("/", ".")) else f"./{path}"
+
+
+def _hosts(job_id: str, index: int | None) -> "list[Mapping[str, Any]]":
+    """Return the login of one host, or of all hosts."""
+    from drumline.jobs.client import Refused
+
+    logins = {int(login["index"]): login for login in connect().hosts(job_id)}
+    if index is None:
+        return list(logins.values())
+    if index not in logins:
+        raise Refused(f"--host {index}: the slice has hosts {_range(sorted(logins))}")
+    return [logins[index]]
+
+
+def _become(command: list[str]) -> None:
+    """Replace this process by the command."""
+    from drumline.jobs.client import Refused
+
+    sys.stdout.flush()
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - the user's own ssh takes over from here
+    except FileNotFoundError:
+        raise Refused(
+            f"the command {command[0]} does not exist on this machine; install an OpenSSH client"
+        ) from None
+
+
+def _quote_option(path: str) -> str:
+    """Quote a path for an option of OpenSSH, which splits at spaces and expands %."""
+    return '"' + path.replace("%", "%%") + '"'
+
+
+def _range(indices: list[int]) -> str:
+    if len(indices) > 1 and indices == list(range(indices[0], indices[-1] + 1)):
+        return f"{indices[0]} to {indices[-1]}"
+    return ", ".join(map(str, indices)) or "none yet"

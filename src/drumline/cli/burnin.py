@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drumline.cli.options import AsJson, need_jax
+from drumline.cli.options import AsJson, require_jax
 
 if TYPE_CHECKING:
     from drumline.health.report import CheckOutcome, ChipHealth, HealthReport, HostHealth
@@ -30,7 +30,7 @@ def burnin(
 
     if not 0 < seconds < 1e6:
         raise UserError(f"--seconds {seconds:g}: say how long to test, such as 30")
-    need_jax()
+    require_jax()
     from drumline.cli.connect import echo_json
     from drumline.health.burnin import burn_in
 
@@ -49,12 +49,11 @@ def burnin(
 
 def _print_report(report: "HealthReport") -> None:
     from drumline.cli.connect import coloured
-    from drumline.cli.rendering.table import table_lines
-    from drumline.cli.rendering.text import count, harmless
+    from drumline.cli.rendering.text import plural, sanitize, table_lines
 
     kinds = ", ".join(sorted({chip.kind for chip in report.devices}))
-    chips = f"{count(len(report.devices), 'chip')} ({kinds})"
-    typer.echo(f"{chips} · {count(len(report.hosts), 'host')} · {report.seconds:.0f} s")
+    chips = f"{plural(len(report.devices), 'chip')} ({kinds})"
+    typer.echo(f"{chips} · {plural(len(report.hosts), 'host')} · {report.seconds:.0f} s")
 
     def paint(column: int, cell: str) -> str:
         verdict = cell.strip().lower()
@@ -69,8 +68,8 @@ def _print_report(report: "HealthReport") -> None:
     for line in lines:
         typer.echo(line)
     for message in _further_messages(report):
-        typer.echo(harmless(message))
-    typer.secho(harmless(report.message), bold=True)
+        typer.echo(sanitize(message))
+    typer.secho(sanitize(report.message), bold=True)
 
 
 def _row(chip: "ChipHealth") -> list[str]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drumline.cli.rendering.table import print_table
+from drumline.cli.rendering.text import print_table
 
 if TYPE_CHECKING:
     from drumline.chips import Chip, Slice

@@ -1,42 +1,12 @@
-"""`drumline completion`: candidates for what was typed in a shell, including job ids.
+"""`drumline completion`: print the shell script that completes commands, options and job ids."""
 
-The shell calls it with the words so far, that under the cursor last, at each press of Tab. So
-nothing is started for it, and an error means no candidates and no output.
-"""
-
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from drumline.cli.options import AsJson
 
-SCRIPTS = {
-    "bash": """\
-_drumline() {
-    local IFS=$'\\n'
-    COMPREPLY=($("$1" completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
-}
-complete -o default -F _drumline drumline jobman
-""",
-    "zsh": """\
-_drumline() {
-    local -a found
-    found=(${(f)"$("$words[1]" completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)"})
-    if (( $#found )); then compadd -- $found; else _files; fi
-}
-compdef _drumline drumline jobman
-""",
-    "fish": """\
-function _drumline
-    set -l typed (commandline -opc)
-    $typed[1] completion words -- $typed[2..] (commandline -ct) 2>/dev/null
-end
-complete -c drumline -a '(_drumline)'
-complete -c jobman -a '(_drumline)'
-""",
-}
-WHERE = {
+FILES = {
     "bash": "~/.bashrc",
     "zsh": "~/.zshrc, after compinit",
     "fish": "~/.config/fish/config.fish",
@@ -45,70 +15,23 @@ WHERE = {
 
 def completion(
     shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
-    words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print the lines that complete commands and job ids."""
+    """Print a shell script that completes commands and job ids."""
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    from drumline.cli import COMPLETION_VARIABLE
     from drumline.cli.connect import echo_json
-    from drumline.jobs.connection import Refused
+    from drumline.errors import UserError
 
-    if shell == "words":
-        found = candidates(words or [""])
-        echo_json(found) if as_json else typer.echo("\n".join(found), nl=bool(found))
-        return
-    if shell not in SCRIPTS:
-        raise Refused(f"completion: {shell!r} is none of bash, zsh, fish")
+    if shell not in FILES:
+        raise UserError(f"completion: {shell!r} is not one of {', '.join(FILES)}")
+    script = "\n".join(
+        get_completion_script(prog_name=name, complete_var=COMPLETION_VARIABLE, shell=shell)
+        for name in ("drumline", "jobman")
+    )
     if as_json:
-        echo_json({"shell": shell, "script": SCRIPTS[shell], "file": WHERE[shell]})
+        echo_json({"shell": shell, "script": script, "file": FILES[shell]})
         return
-    typer.echo(f'# in {WHERE[shell]}:  eval "$(drumline completion {shell})"')
-    typer.echo(SCRIPTS[shell], nl=False)
-
-
-def candidates(words: list[str]) -> list[str]:
-    """Completions of the last of these words; none where the shell should complete files."""
-    from drumline.cli import app
-
-    *before, typed = words
-    command: Any = typer.main.get_command(app)
-    for at, word in enumerate(before):
-        if not hasattr(command, "list_commands"):
-            break
-        command = command.get_command(None, word)
-        if command is None:
-            return []
-        before_command = before[at + 1 :]
-        if not hasattr(command, "list_commands"):
-            return _within(command, before_command, typed)
-    return _beginning(typed, command.list_commands(None))
-
-
-def _within(command: Any, before: list[str], typed: str) -> list[str]:
-    """Completions after a command: its options, or the jobs it takes."""
-    if typed.startswith("-"):
-        options = [option for parameter in command.params for option in parameter.opts]
-        return _beginning(typed, sorted(option for option in options if option.startswith("--")))
-    takes = [
-        parameter.human_readable_name
-        for parameter in command.params
-        if not parameter.opts[0].startswith("-")
-    ]
-    given = [word for word in before if not word.startswith("-")]
-    several = "[ID...]" in takes
-    if several or (takes[:1] == ["ID"] and not given):
-        return [job for job in _beginning(typed, _ids()) if job not in given]
-    return []
-
-
-def _beginning(typed: str, known: "Iterable[str]") -> list[str]:
-    return [name for name in known if name.startswith(typed)]
-
-
-def _ids() -> list[str]:
-    """The jobs that `list` shows, the newest first; none where no server runs."""
-    from drumline.jobs.client import Client, Refused
-
-    try:
-        return [str(job["id"]) for job in reversed(Client(autostart=False).list())]
-    except (OSError, Refused):
-        return []
+    typer.echo(f'# in {FILES[shell]}:  eval "$(drumline completion {shell})"')
+    typer.echo(script)

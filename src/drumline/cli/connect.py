@@ -1,4 +1,4 @@
-"""What the commands share: the client, the terminal, confirmations and JSON."""
+"""The client, the terminal, confirmations and JSON output, for all commands."""
 
 import os
 import sys
@@ -11,30 +11,30 @@ import typer
 if TYPE_CHECKING:
     from drumline.jobs.client import Client
 
-MISTAKE = 2
+USER_ERROR = 2
 TIMED_OUT = 124
 INTERRUPTED = 130
 
 
 def connect(autostart: bool = True) -> "Client":
-    """A client of the server in `$DRUMLINE_HOME`; its warnings go to stderr."""
+    """Return a client of the server in `$DRUMLINE_HOME`. Its warnings go to stderr."""
     from drumline.jobs.client import Client
 
-    return Client(autostart=autostart, warn=lambda sentence: typer.echo(sentence, err=True))
+    return Client(autostart=autostart, warn=lambda message: typer.echo(message, err=True))
 
 
 def on_terminal() -> bool:
-    """Whether stdout is a terminal."""
+    """Return True if stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def coloured() -> bool:
-    """Whether to colour stdout."""
+    """Return True if stdout takes colour."""
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def terminal_size() -> tuple[int, int]:
-    """Columns and rows."""
+    """Return the columns and rows of the terminal."""
     import shutil
 
     size = shutil.get_terminal_size()
@@ -42,7 +42,7 @@ def terminal_size() -> tuple[int, int]:
 
 
 def echo_lines(lines: list[str]) -> None:
-    """Print many lines at once: a call for each would be slow with a thousand jobs."""
+    """Print many lines with one call, because a thousand calls would be slow."""
     typer.echo("\n".join(lines))
 
 
@@ -52,7 +52,7 @@ def echo_json(value: Any) -> None:
     import re
 
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    # JSON escapes the control characters of ASCII and leaves those above it.
+    # json.dumps escapes only the control characters of ASCII.
     escaped = re.sub(
         "[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda match: f"\\u{ord(match[0]):04x}", text
     )
@@ -60,36 +60,36 @@ def echo_json(value: Any) -> None:
 
 
 def confirm(verb: str, question: str, yes: bool) -> None:
-    """Ask before something is destroyed; without a terminal, `--yes` is required."""
+    """Ask for confirmation. Without a terminal, `--yes` is required."""
     if yes:
         return
     if not sys.stdin.isatty():
         typer.echo(
-            f"{verb} asks before it goes on, and there is no terminal to ask on: add --yes",
+            f"{verb} needs a confirmation, and there is no terminal: add --yes",
             err=True,
         )
-        raise typer.Exit(MISTAKE)
+        raise typer.Exit(USER_ERROR)
     if not typer.confirm(question, default=False):
         typer.echo("nothing was changed")
         raise typer.Exit(1)
 
 
 def runnable(hint: str) -> str:
-    """A hint whose `drumline …` can be run as it is, even where it is not on the PATH."""
+    """Return a hint whose `drumline …` commands work even if drumline is not on the PATH."""
     import shutil
 
     if os.path.basename(sys.argv[0]) not in {"drumline", "jobman"} or shutil.which("drumline"):
         return hint
-    inside = os.path.relpath(sys.argv[0])
-    shown = sys.argv[0] if inside.startswith("..") else inside
-    return hint.replace("drumline ", f"{shown} ")
+    relative = os.path.relpath(sys.argv[0])
+    command = sys.argv[0] if relative.startswith("..") else relative
+    return hint.replace("drumline ", f"{command} ")
 
 
 @contextmanager
-def interruptible(sentence: str) -> Iterator[None]:
-    """Let Ctrl-C end only this command, not the job, and say so."""
+def interruptible(message: str) -> Iterator[None]:
+    """Print a message on Ctrl-C, which ends only this command, not the job."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"\n{sentence}", err=True)
+        typer.echo(f"\n{message}", err=True)
         raise typer.Exit(INTERRUPTED) from None

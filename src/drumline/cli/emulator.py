@@ -1,34 +1,32 @@
-"""`drumline emulator`: the cloud on this machine, and controls that a real cloud does not have."""
+"""`drumline emulator`: the emulated cloud on this machine, and its fault injection."""
 
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from drumline.cli.rendering.table import print_table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from drumline.cli.connect import USER_ERROR
+from drumline.cli.options import AsJson
+from drumline.cli.rendering.text import plural, print_table
 
 MISTAKE = 2
-NONE_RUNS = "no emulator is running; drumline create starts one"
+NOT_RUNNING = "no emulator is running; drumline create starts it"
 
 app = typer.Typer(
-    help="The cloud on this machine: preempt, break, run out of chips.",
+    help="The emulated cloud: preempt slices, inject faults.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _home() -> Path:
     # An emulated host knows its emulator, as a TPU VM knows its metadata server.
-    if here := os.environ.get("DRUMLINE_EMULATOR"):
-        return Path(here)
+    if folder := os.environ.get("DRUMLINE_EMULATOR"):
+        return Path(folder)
     return Path(os.environ.get("DRUMLINE_HOME", "~/.drumline")).expanduser() / "emulator"
 
 
@@ -38,87 +36,85 @@ def _url() -> str | None:
     return endpoint(_home())
 
 
-def _fail(sentence: str) -> NoReturn:
-    typer.echo(sentence, err=True)
-    raise typer.Exit(MISTAKE)
+def _fail(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(USER_ERROR)
 
 
-def _control(verb: str, **given: Any) -> dict[str, Any]:
+def _control(verb: str, **parameters: Any) -> dict[str, Any]:
     from drumline.cloud.emulator.launch import EmulatorError, control
 
     if _url() is None:
-        _fail(NONE_RUNS)
+        _fail(NOT_RUNNING)
     try:
-        return control(_home(), verb, **given)
-    except EmulatorError as wrong:
-        _fail(str(wrong))
+        return control(_home(), verb, **parameters)
+    except EmulatorError as error:
+        _fail(str(error))
 
 
 @app.command()
 def start(as_json: AsJson = False) -> None:
-    """Start the emulator, or say where it runs."""
+    """Start the emulator, or show its address."""
     from drumline.cloud.emulator.launch import EmulatorError, ensure_running, make_private
 
     try:
         if "DRUMLINE_EMULATOR" not in os.environ:
             make_private(_home().parent)
         url = ensure_running(_home())
-    except EmulatorError as wrong:
-        _fail(str(wrong))
+    except EmulatorError as error:
+        _fail(str(error))
     typer.echo(json.dumps({"url": url, "home": str(_home())}) if as_json else f"running at {url}")
 
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Show whether it runs, what it holds, how it misbehaves."""
+    """Show the state, resources and faults of the emulator."""
     url = _url()
     if url is None:
         if as_json:
             typer.echo(json.dumps({"running": False}))
         else:
-            typer.echo(NONE_RUNS, err=True)
+            typer.echo(NOT_RUNNING, err=True)
         raise typer.Exit(1)
-    found = _control("status")
+    state = _control("status")
     if as_json:
-        typer.echo(json.dumps({"running": True, "url": url, **found}, indent=2))
+        typer.echo(json.dumps({"running": True, "url": url, **state}, indent=2))
         return
-    typer.echo(f"running at {url}, process {found['pid']}, home {found['home']}")
-    held = ", ".join(
-        f"{found[what]} {what if found[what] != 1 else what[:-1]}"
-        for what in ("requests", "nodes", "hosts")
-    )
-    typer.echo(f"holds {held}; {found['total']} API calls since it started")
-    for zone, pools in sorted(found["capacity"].items()):
+    typer.echo(f"running at {url}, process {state['pid']}, home {state['home']}")
+    kinds = {"request": "requests", "node": "nodes", "host": "hosts"}
+    resources = ", ".join(plural(state[key], noun) for noun, key in kinds.items())
+    typer.echo(f"{resources}; {state['total']} API calls since the start")
+    for zone, pools in sorted(state["capacity"].items()):
         for name, chips in sorted(pools.items()):
             typer.echo(f"capacity of {name} in {zone}: {chips} chips")
-    for line in _faults_in_words(found["faults"]):
+    for line in _describe_faults(state["faults"]):
         typer.echo(line)
-    for machine in found["machines"]:
-        broken = ", ".join(map(_breakage_in_words, machine["faults"]))
-        typer.echo(f"machine {machine['name']}{_whose(machine)}: {broken}")
+    for machine in state["machines"]:
+        machine_faults = ", ".join(map(_describe_fault, machine["faults"]))
+        typer.echo(f"machine {machine['name']}{_user_of(machine)}: {machine_faults}")
 
 
 @app.command()
 def stop(as_json: AsJson = False) -> None:
-    """Stop the emulator and every host it has."""
+    """Stop the emulator and its hosts."""
     from drumline.cloud.emulator.launch import EmulatorError
-    from drumline.cloud.emulator.launch import stop as stop_it
+    from drumline.cloud.emulator.launch import stop as stop_emulator
 
     try:
-        stopped = stop_it(_home())
-    except EmulatorError as wrong:
-        _fail(str(wrong))
+        stopped = stop_emulator(_home())
+    except EmulatorError as error:
+        _fail(str(error))
     if not stopped:
-        _fail(NONE_RUNS)
+        _fail(NOT_RUNNING)
     typer.echo(json.dumps({"stopped": True}) if as_json else "stopped")
 
 
 @app.command()
 def resources(as_json: AsJson = False) -> None:
-    """List every request, node and host it holds."""
-    found = _control("resources")
+    """List all requests, nodes and hosts."""
+    listing = _control("resources")
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(listing, indent=2))
         return
     rows = [
         [
@@ -131,17 +127,17 @@ def resources(as_json: AsJson = False) -> None:
             "",
             "",
         ]
-        for kind, many in (("request", found["requests"]), ("node", found["nodes"]))
-        for resource in many
+        for kind, group in (("request", listing["requests"]), ("node", listing["nodes"]))
+        for resource in group
     ]
-    for host in found["hosts"]:
+    for host in listing["hosts"]:
         name, address = f"{host['node']}/{host['index']}", f"{host['ip']}:{host['port']}"
         rows.append(["host", name, "", "", "", "", address, host["machine"]])
     if rows:
         titles = ["KIND", "NAME", "ZONE", "ACCELERATOR", "TIER", "STATE", "SSH", "MACHINE"]
         print_table(titles, rows)
     else:
-        typer.echo("nothing")
+        typer.echo("no resources")
 
 
 @app.command()
@@ -150,61 +146,67 @@ def preempt(
     notice: Annotated[
         float,
         typer.Option(
-            min=0, max=86_400, help="Seconds until it happens, from SIGTERM to its programs."
+            min=0, max=86_400, help="Seconds between SIGTERM to the programs and the preemption."
         ),
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Take a slice away, as the cloud does."""
-    done = _control("preempt", target=target, notice=notice)
-    when = f" in {notice:g} s" if notice else ""
+    """Preempt a slice."""
+    result = _control("preempt", target=target, notice=notice)
+    delay = f" in {notice:g} s" if notice else ""
     if as_json:
-        typer.echo(json.dumps(done))
+        typer.echo(json.dumps(result))
         return
-    typer.echo(f"{done['preempted']} is preempted{when}")
+    typer.echo(f"{result['preempted']} is preempted{delay}")
 
 
 @app.command()
 def capacity(
     zone: Annotated[str, typer.Argument(help="Such as local-a.")],
-    accelerator: Annotated[str, typer.Argument(help="v4 for all of them, v4-8 for that size.")],
-    chips: Annotated[str, typer.Argument(help="How many chips there are; or unlimited.")],
+    accelerator: Annotated[str, typer.Argument(help="v4 for all slices, v4-8 for one size.")],
+    chips: Annotated[str, typer.Argument(help="The number of chips, or unlimited.")],
     as_json: AsJson = False,
 ) -> None:
-    """Set how many chips a zone has. What runs already goes on."""
+    """Set the number of chips in a zone; running slices stay."""
     if chips != "unlimited" and not (chips.isascii() and chips.isdecimal() and len(chips) <= 9):
-        _fail(f"{chips!r} is no number of chips; give one such as 16, or unlimited")
+        _fail(f"{chips!r} is not a number of chips; expected a number such as 16, or unlimited")
     number = None if chips == "unlimited" else int(chips)
-    done = _control("capacity", zone=zone, accelerator=accelerator, chips=number)
+    result = _control("capacity", zone=zone, accelerator=accelerator, chips=number)
     if as_json:
-        typer.echo(json.dumps(done))
+        typer.echo(json.dumps(result))
         return
-    shown = "unlimited" if number is None else f"{number} chips"
-    typer.echo(f"capacity of {done['accelerator']} in {zone}: {shown}")
+    amount = "unlimited" if number is None else f"{number} chips"
+    typer.echo(f"capacity of {result['accelerator']} in {zone}: {amount}")
 
 
 @app.command()
 def faults(
     fail: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of calls that fail: 0.1.")
+        float | None, typer.Option(min=0, max=1, help="Fraction of calls that fail, such as 0.1.")
     ] = None,
     delay: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of calls that take longer.")
+        float | None, typer.Option(min=0, max=1, help="Fraction of calls that are delayed.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="How much longer.")] = None,
-    login: Annotated[str | None, typer.Option(help="ok or expired.")] = None,
-    deny: Annotated[list[str] | None, typer.Option(help="A zone to be denied; repeatable.")] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="End all faults first.")] = False,
+    seconds: Annotated[float | None, typer.Option(min=0, help="The delay in seconds.")] = None,
+    login: Annotated[str | None, typer.Option(help="The login: ok or expired.")] = None,
+    deny: Annotated[list[str] | None, typer.Option(help="A zone to deny; repeatable.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all faults first.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the API misbehave, or behave again, or show how it does."""
-    given = {"fail": fail, "delay": delay, "seconds": seconds, "login": login, "deny": deny or None}
-    wanted = {key: value for key, value in given.items() if value is not None}
-    done = _control("faults", **wanted, **({"clear": True} if clear else {}))
+    """Inject faults into the API, remove them, or show them."""
+    options = {
+        "fail": fail,
+        "delay": delay,
+        "seconds": seconds,
+        "login": login,
+        "deny": deny or None,
+    }
+    faults = {key: value for key, value in options.items() if value is not None}
+    result = _control("faults", **faults, **({"clear": True} if clear else {}))
     if as_json:
-        typer.echo(json.dumps(done))
+        typer.echo(json.dumps(result))
         return
-    for line in _faults_in_words(done) or ["no faults"]:
+    for line in _describe_faults(result) or ["no faults"]:
         typer.echo(line)
 
 
@@ -217,54 +219,51 @@ def break_host(
         ),
     ],
     host: Annotated[
-        int | None, typer.Option(help="Which host of the slice; 0 unless given.")
+        int | None, typer.Option(help="A host index of the slice [default: 0].")
     ] = None,
     how: Annotated[
         str,
         typer.Option(
-            help="lies, nan, bad-link, missing-chip, slow, vfio, silent or reboot; heal mends."
+            help="lies, nan, bad-link, missing-chip, slow, vfio, silent or reboot; or heal."
         ),
     ] = "silent",
     from_step: Annotated[
-        int | None, typer.Option(help="With lies and nan: the first step that goes wrong.")
+        int | None, typer.Option(help="The first wrong step, for lies and nan.")
     ] = None,
-    chip: Annotated[
-        int | None, typer.Option(help="Which chip of the host goes wrong; 0 unless given.")
-    ] = None,
+    chip: Annotated[int | None, typer.Option(help="The chip of the host [default: 0].")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Break a host, or the machine that it is on; or heal both."""
-    done = _control("break", target=target, host=host, how=how, from_step=from_step, chip=chip)
+    """Inject a fault into a host or its machine, or heal both."""
+    result = _control("break", target=target, host=host, how=how, from_step=from_step, chip=chip)
     if as_json:
-        typer.echo(json.dumps(done))
+        typer.echo(json.dumps(result))
         return
-    where = done["machine"] if done["node"] is None else f"{done['node']} host {done['host']}"
-    typer.echo(f"{where}: {_breakage_in_words(done)}")
+    name = result["machine"]
+    if result["node"] is not None:
+        name = f"{result['node']} host {result['host']}"
+    typer.echo(f"{name}: {_describe_fault(result)}")
 
 
-def _breakage_in_words(found: dict[str, Any]) -> str:
-    """Such as `lies (chip 2, from step 30)`."""
-    of = [f"chip {found['chip']}"] if found.get("chip") is not None else []
-    of += [f"from step {found['from_step']}"] if found.get("from_step") else []
-    return f"{found['how']} ({', '.join(of)})" if of else str(found["how"])
+def _describe_fault(fault: dict[str, Any]) -> str:
+    """Return a description such as `lies (chip 2, from step 30)`."""
+    details = [f"chip {fault['chip']}"] if fault.get("chip") is not None else []
+    details += [f"from step {fault['from_step']}"] if fault.get("from_step") else []
+    return f"{fault['how']} ({', '.join(details)})" if details else str(fault["how"])
 
 
-def _whose(machine: dict[str, Any]) -> str:
+def _user_of(machine: dict[str, Any]) -> str:
     if machine["node"] is None:
-        return ", which no slice has now"
+        return ", not in use"
     return f", host {machine['host']} of {machine['node']}"
 
 
-def _faults_in_words(found: dict[str, Any]) -> list[str]:
-    return list(_each_fault(found))
-
-
-def _each_fault(found: dict[str, Any]) -> "Iterator[str]":
-    if found["fail"]:
-        yield f"{found['fail']:.0%} of calls fail"
-    if found["delay"]:
-        yield f"{found['delay']:.0%} of calls take {found['seconds']:g} s longer"
-    if found["login"] != "ok":
-        yield "the login has expired"
-    for zone in found["deny"]:
-        yield f"{zone} is denied"
+def _describe_faults(faults: dict[str, Any]) -> list[str]:
+    lines = []
+    if faults["fail"]:
+        lines.append(f"{faults['fail']:.0%} of calls fail")
+    if faults["delay"]:
+        lines.append(f"{faults['delay']:.0%} of calls are delayed by {faults['seconds']:g} s")
+    if faults["login"] != "ok":
+        lines.append("the login has expired")
+    lines += [f"{zone} is denied" for zone in faults["deny"]]
+    return lines

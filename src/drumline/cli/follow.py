@@ -1,7 +1,7 @@
-"""`follow`, `create --follow`: a job's events as they come, and a line of progress, redrawn.
+"""`follow` and `create --follow`: print a job's events as they happen, and a progress line.
 
-`Story` turns events into lines and keeps what earlier events said; `Screen` puts lines on a
-terminal or into a pipe; `follow` asks the server and moves things from one to the other.
+`EventFormatter` formats events, `Screen` writes lines to a terminal or a pipe, and `follow` reads
+the events from the server.
 """
 
 import time
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from drumline.cli.connect import runnable
-from drumline.cli.rendering.show import after_what, cause_lines, next_steps, result_lines
-from drumline.cli.rendering.text import cut, duration, harmless, width, wrapped
+from drumline.cli.rendering.show import cause_lines, next_steps, outcome_suffix, result_lines
+from drumline.cli.rendering.text import display_width, format_duration, sanitize, truncate, wrap
 from drumline.cli.rendering.views import (
     ENDED,
     Job,
-    figure,
+    format_number,
+    format_percent,
+    format_progress,
+    format_rates,
+    interruptions_and_reruns,
     is_number,
-    percent,
-    progress_count,
-    rates,
-    setbacks,
 )
 
 if TYPE_CHECKING:
@@ -29,19 +29,18 @@ if TYPE_CHECKING:
 
 Event = Mapping[str, Any]
 
-TIMES_AT = 62
-LONGEST_TIME = 12
+DURATION_COLUMN = 62
+MAX_DURATION_WIDTH = 12
 INDENT = 4
-SMALLEST_BAR = 6
-MOST_LINES = 40
-"""The most lines of a story that began long ago."""
-BAR = 22
-# A terminal is watched; a log file is read later.
-POLL_TERMINAL, POLL_PIPE = 1.0, 5.0
-PROGRESS_IN_PIPE = 15.0
+MIN_BAR_WIDTH, MAX_BAR_WIDTH = 6, 22
+MAX_LINES = 40
+"""The maximum number of past events to print."""
+# A user watches a terminal, and reads a log file later.
+TERMINAL_POLL_SECONDS, PIPE_POLL_SECONDS = 1.0, 5.0
+PIPE_PROGRESS_SECONDS = 15.0
 
-_DONE = {"slice": "slice", "code": "code", "setup": "setup", "burnin": "burn-in", "run": "run"}
-_SETBACKS = {
+_STEPS = {"slice": "slice", "code": "code", "setup": "setup", "burnin": "burn-in", "run": "run"}
+_ERROR_MARKS = {
     "preempted": "!",
     "badhost": "!",
     "refused": "!",
@@ -50,125 +49,137 @@ _SETBACKS = {
     "left": "!",
     "failed": "✗",
 }
-_SAID = {"refused": "slice refused: ", "parked": "slice parked: "}
-_QUIET = {"created", "asked", "succeeded", "cancelled", "ended"}
+_PREFIXES = {"refused": "rejected slice: ", "parked": "slice held back: "}
+_HIDDEN = {"created", "asked", "succeeded", "cancelled", "ended"}
 _COLOURS = {"✓": "green", "!": "yellow", "✗": "red", "▸": "cyan", "●": "cyan"}
 
 
-class Story:
-    """What has been printed of a job so far, so that each event adds only what is new."""
+class EventFormatter:
+    """Formats the events of a job, without repeating earlier lines."""
 
     def __init__(self, columns: int | None = None) -> None:
-        """Before the first event; `columns` is the most columns of a line."""
-        self._times_at = TIMES_AT if columns is None else min(TIMES_AT, columns - LONGEST_TIME)
-        self._milestone: float | None = None
+        """`columns` is the width of the terminal, or None for a pipe."""
+        self._duration_column = DURATION_COLUMN
+        if columns is not None:
+            self._duration_column = min(DURATION_COLUMN, columns - MAX_DURATION_WIDTH)
+        self._step_at: float | None = None
         self._printed: dict[str, str] = {}
 
     def lines(self, event: Event) -> list[str]:
-        """The lines for an event, mostly one."""
-        kind, text = str(event["kind"]), harmless(event["text"])
-        since, again = self._milestone, self._printed.get(kind) == text
+        """Return the lines for an event, usually one."""
+        kind, text = str(event["kind"]), sanitize(event["text"])
+        since, repeated = self._step_at, self._printed.get(kind) == text
         self._printed[kind] = text
-        if kind in _DONE or kind in {"created", "asked", "resumed"}:
-            self._milestone = float(event["time"])
-        if kind in _QUIET:
+        if kind in _STEPS or kind in {"created", "asked", "resumed"}:
+            self._step_at = float(event["time"])
+        if kind in _HIDDEN:
             return []
-        if kind in _DONE:
-            # The next attempt sends the same code and runs the same command: print them once.
-            if again and kind != "slice":
+        if kind in _STEPS:
+            # Later attempts send the same code and run the same command. Print them once.
+            if repeated and kind != "slice":
                 return []
-            took = duration(event["time"] - since) if since is not None and kind != "run" else ""
-            return [_timed(f"  ✓ {_DONE[kind]:7} {text}", took, self._times_at)]
-        if kind in _SETBACKS:
-            return [f"  {_SETBACKS[kind]} {_SAID.get(kind, '')}{text}"]
+            duration = ""
+            if since is not None and kind != "run":
+                duration = format_duration(event["time"] - since)
+            line = f"  ✓ {_STEPS[kind]:7} {text}"
+            return [_with_duration(line, duration, self._duration_column)]
+        if kind in _ERROR_MARKS:
+            return [f"  {_ERROR_MARKS[kind]} {_PREFIXES.get(kind, '')}{text}"]
         mark = "!" if kind == "warning" else "·"
-        return [] if again else [f"  {mark} {text}"]
+        return [] if repeated else [f"  {mark} {text}"]
 
 
-def _timed(line: str, took: str, column: int) -> str:
-    return line + " " * max(column - width(line), 2) + took if took else line
+def _with_duration(line: str, duration: str, column: int) -> str:
+    return line + " " * max(column - display_width(line), 2) + duration if duration else line
 
 
-def opening(job: Job) -> str:
-    """`● 000001 digits · v4-16 · local`."""
-    zones = (job.get("spec") or {}).get("zones") or []
-    listed = [zones] if isinstance(zones, str) else [str(zone) for zone in zones]
-    local = job.get("cloud") == "emulator" and listed == ["any"]
-    if local or (listed and all(zone.startswith("local-") for zone in listed)):
-        listed = ["local"]
+def opening_line(job: Job) -> str:
+    """Return a line such as `● 000001 digits · v4-16 · local`."""
+    spec_zones = (job.get("spec") or {}).get("zones") or []
+    zones = [spec_zones] if isinstance(spec_zones, str) else [str(zone) for zone in spec_zones]
+    local = job.get("cloud") == "emulator" and zones == ["any"]
+    if local or (zones and all(zone.startswith("local-") for zone in zones)):
+        zones = ["local"]
     accelerator = job.get("accelerator") or ""
-    parts = [f"{job['id']} {harmless(job['name'])}", harmless(accelerator), ", ".join(listed)]
+    parts = [f"{job['id']} {sanitize(job['name'])}", sanitize(accelerator), ", ".join(zones)]
     return "● " + " · ".join(part for part in parts if part)
 
 
 def progress_line(job: Job, columns: int | None = None) -> str:
-    """`  ▸ step  140/300 ━━━━━━━━╸━━━━  loss 0.412  9.8k img/s  MFU 41.2 %`, or nothing.
+    """Return a line such as `  ▸ step  140/300 ━━━━━━━━╸━━━━  loss 0.412  MFU 41.2 %`, or nothing.
 
-    Without columns it is for a pipe and has no bar; with few, the bar is short or left out.
+    `columns` is the width of the terminal. A pipe (None) gets no bar.
     """
     progress = job.get("progress") or {}
-    at = progress_count(progress)
-    if not at or job["status"] not in {"RUNNING", *ENDED}:
+    step = format_progress(progress)
+    if not step or job["status"] not in {"RUNNING", *ENDED}:
         return ""
-    parts = [f"step {at}" if columns is None else f"step {at:>8}"]
+    parts = [f"step {step}" if columns is None else f"step {step:>8}"]
     if "loss" in progress:
-        parts.append(f"loss {figure(progress['loss'])}")
-    parts += rates(progress, brief=True)
+        parts.append(f"loss {format_number(progress['loss'])}")
+    parts += format_rates(progress, brief=True)
     if "mfu" in progress:
-        parts.append(f"MFU {percent(progress['mfu'])}")
+        parts.append(f"MFU {format_percent(progress['mfu'])}")
     if columns is not None:
-        while len(parts) > 1 and width("  ▸ " + "  ".join(parts)) >= columns:
+        while len(parts) > 1 and display_width("  ▸ " + "  ".join(parts)) >= columns:
             parts.pop()
-        room = columns - 2 - width("  ▸ " + "  ".join(parts))
-        parts[0] += _bar(progress, min(room, BAR))
+        free = columns - 2 - display_width("  ▸ " + "  ".join(parts))
+        parts[0] += _bar(progress, min(free, MAX_BAR_WIDTH))
     return "  ▸ " + "  ".join(parts)
 
 
-def _bar(progress: Mapping[str, Any], size: int) -> str:
-    """` ━━━━━━━━╸━━━━`, if the end is known and there is room."""
+def _bar(progress: Mapping[str, Any], width: int) -> str:
+    """Return a bar such as ` ━━━━━━━━╸━━━━` if the total is known and the bar fits."""
     total = progress.get("total")
-    if not is_number(total) or total <= 0 or size < SMALLEST_BAR:
+    if not is_number(total) or total <= 0 or width < MIN_BAR_WIDTH:
         return ""
-    done = min(max(int(size * progress["step"] / total), 0), size)
-    return " " + ("━" * done + "╸" + "━" * size)[:size]
+    done = min(max(int(width * progress["step"] / total), 0), width)
+    return " " + ("━" * done + "╸" + "━" * width)[:width]
 
 
 def waiting_line(job: Job, now: float) -> str:
-    """The line while there is no progress: the state, its reason, and for how long."""
+    """Return the line for a job without progress: its status, reason and age."""
     text = f"  ▸ {str(job['status']).lower()}"
     if job.get("reason"):
-        text += f" · {harmless(job['reason'])}"
-    return text + f" · {duration(now - job['created'])} since it was created"
+        text += f" · {sanitize(job['reason'])}"
+    return text + f" · created {format_duration(now - job['created'])} ago"
 
 
-def closing(job: Job) -> list[str]:
-    """How the job ended, why it failed if it did, and what to do next."""
-    number, status = job["id"], job["status"]
-    took = (job.get("ended") or 0.0) - (job.get("created") or 0.0)
+def closing_lines(job: Job) -> list[str]:
+    """Return the result of the job, the cause of its failure, and the next commands."""
+    job_id, status = job["id"], job["status"]
+    duration = (job.get("ended") or 0.0) - (job.get("created") or 0.0)
     if status == "SUCCEEDED":
-        result, *more = result_lines(job) or [""]
-        facts = [f"✓ {number} succeeded" + after_what(job), result, ", ".join(setbacks(job))]
+        result, *more_lines = result_lines(job) or [""]
+        facts = [
+            f"✓ {job_id} succeeded" + outcome_suffix(job),
+            result,
+            ", ".join(interruptions_and_reruns(job)),
+        ]
         lines = [" · ".join(fact for fact in facts if fact)]
-        lines += [f"  {line}" for line in more]
+        lines += [f"  {line}" for line in more_lines]
     elif status == "FAILED":
-        lines = [f"✗ {number} failed" + after_what(job)]
+        lines = [f"✗ {job_id} failed" + outcome_suffix(job)]
         lines += [f"  {line}" for line in cause_lines(job)]
     else:
-        lines = [f"! {number} was cancelled" + (f" after {duration(took)}" if took > 0 else "")]
+        lines = [
+            f"! {job_id} was cancelled"
+            + (f" after {format_duration(duration)}" if duration > 0 else "")
+        ]
     return [*lines, runnable(f"  next: {closing_steps(job)}")]
 
 
 def closing_steps(job: Job) -> str:
-    """The next commands; after a success, those that show its results."""
+    """Return the next commands. After a success, they show its results."""
     if job["status"] == "SUCCEEDED":
-        stepped = progress_count(job.get("progress"))
-        verbs = ("show", "plot", "logs") if stepped else ("show", "logs")
+        has_steps = format_progress(job.get("progress"))
+        verbs = ("show", "plot", "logs") if has_steps else ("show", "logs")
         return " · ".join(f"drumline {verb} {job['id']}" for verb in verbs)
     return next_steps(job)
 
 
 class Screen:
-    """Lines that stay and, below them on a terminal, a line that is redrawn."""
+    """Output of permanent lines and, on a terminal, a progress line below them."""
 
     def __init__(
         self,
@@ -177,57 +188,57 @@ class Screen:
         colour: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`columns` is None for a pipe, where progress is a plain line now and then."""
+        """`columns` is None for a pipe, which gets an occasional line of progress."""
         self._stream = stream
         self._columns = columns
         self._colour = colour
         self._clock = clock
-        self._drawn = ""
-        self._written = ""
-        self._written_at: float | None = None
+        self._progress = ""
+        self._logged = ""
+        self._logged_at: float | None = None
 
     @property
     def columns(self) -> int | None:
-        """The width of the terminal; None for a pipe."""
+        """The width of the terminal, or None for a pipe."""
         return self._columns
 
     @property
     def redraws(self) -> bool:
-        """Whether this is a terminal."""
+        """True if this is a terminal."""
         return self._columns is not None
 
-    def say(self, line: str, keep_progress: bool = False) -> None:
-        """Write a line that stays, and keep the progress above it or erase it."""
-        if self._drawn:
+    def write_line(self, line: str, keep_progress: bool = False) -> None:
+        """Write a permanent line. Keep the progress line above it, or erase it."""
+        if self._progress:
             self._write("\n" if keep_progress else "\r\x1b[K")
-            self._drawn = ""
-        first, *more = [line] if self._columns is None else wrapped(line, self._columns, INDENT)
-        self._write("\n".join([self._painted(first), *more]) + "\n")
+            self._progress = ""
+        first, *more = [line] if self._columns is None else wrap(line, self._columns, INDENT)
+        self._write("\n".join([self._coloured(first), *more]) + "\n")
 
     def progress(self, line: str, last: bool = False) -> None:
-        """Redraw the progress; in a pipe, write it now and then, and always the last."""
-        if not line or line in (self._drawn, self._written):
+        """Redraw the progress line. In a pipe, write it occasionally, and always the last one."""
+        if not line or line in (self._progress, self._logged):
             return
         if self._columns is not None:
-            self._write("\r\x1b[K" + self._painted(cut(line, self._columns - 1)))
-            self._drawn = line
+            self._write("\r\x1b[K" + self._coloured(truncate(line, self._columns - 1)))
+            self._progress = line
             return
         now = self._clock()
-        if last or self._written_at is None or now - self._written_at >= PROGRESS_IN_PIPE:
-            self._written, self._written_at = line, now
+        if last or self._logged_at is None or now - self._logged_at >= PIPE_PROGRESS_SECONDS:
+            self._logged, self._logged_at = line, now
             self._write(line + "\n")
 
-    def wipe(self) -> None:
-        """Erase the redrawn line."""
-        if self._drawn:
+    def clear_progress(self) -> None:
+        """Erase the progress line."""
+        if self._progress:
             self._write("\r\x1b[K")
-            self._drawn = ""
+            self._progress = ""
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
 
-    def _painted(self, line: str) -> str:
+    def _coloured(self, line: str) -> str:
         mark = line.lstrip()[:1]
         if not self._colour or mark not in _COLOURS:
             return line
@@ -235,37 +246,43 @@ class Screen:
 
 
 def follow(client: "Client", job: Job, screen: Screen) -> Job:
-    """Print a job's events until it has ended; returns the job at its end."""
-    screen.say(opening(job))
-    story, after = Story(screen.columns), 0
-    patience, moving = 0.0, ""
+    """Print a job's events until it has ended. Return the job at its end."""
+    screen.write_line(opening_line(job))
+    formatter, after = EventFormatter(screen.columns), 0
+    wait_seconds, progress = 0.0, ""
     while True:
-        answer = client.events(job["id"], after, patience)
-        now: Job = answer["job"]
-        ended = now["status"] in ENDED
+        answer = client.events(job["id"], after, wait_seconds)
+        current: Job = answer["job"]
+        ended = current["status"] in ENDED
         lines: list[tuple[str, bool]] = []
         for event in answer["events"]:
             after = max(after, int(event["id"]))
-            if ended and event is answer["events"][-1] and event["kind"] == now["status"].lower():
-                continue  # the closing line says it
-            keep = event["kind"] in _SETBACKS and bool(moving)
-            lines += [(line, keep) for line in story.lines(event)]
-        if len(lines) > MOST_LINES:
-            screen.say(f"  … {len(lines) - MOST_LINES:,} earlier lines: show {job['id']} --json")
-        for line, keep in lines[-MOST_LINES:]:
-            screen.say(line, keep_progress=keep)
-        moving = progress_line(now, screen.columns)
-        if moving or not screen.redraws:
-            screen.progress(moving, last=ended)
+            if (
+                ended
+                and event is answer["events"][-1]
+                and event["kind"] == current["status"].lower()
+            ):
+                continue  # the closing line repeats it
+            keep = event["kind"] in _ERROR_MARKS and bool(progress)
+            lines += [(line, keep) for line in formatter.lines(event)]
+        if len(lines) > MAX_LINES:
+            screen.write_line(
+                f"  … {len(lines) - MAX_LINES:,} earlier lines: show {job['id']} --json"
+            )
+        for line, keep in lines[-MAX_LINES:]:
+            screen.write_line(line, keep_progress=keep)
+        progress = progress_line(current, screen.columns)
+        if progress or not screen.redraws:
+            screen.progress(progress, last=ended)
         elif not ended:
-            screen.progress(waiting_line(now, time.time()))
+            screen.progress(waiting_line(current, time.time()))
         if ended:
             break
-        patience = POLL_TERMINAL if screen.redraws else POLL_PIPE
-    # The summary in the events does not say why a job failed.
+        wait_seconds = TERMINAL_POLL_SECONDS if screen.redraws else PIPE_POLL_SECONDS
+    # The summary in the events does not contain the cause of a failure.
     final = client.show(job["id"])
-    first, *rest = closing(final)
-    screen.say(first, keep_progress=bool(moving))
+    first, *rest = closing_lines(final)
+    screen.write_line(first, keep_progress=bool(progress))
     for line in rest:
-        screen.say(line)
+        screen.write_line(line)
     return final

@@ -1,6 +1,6 @@
-"""`drumline init`: write the settings for a Google project, and check that its login works.
+"""`drumline init`: write the settings for a Google Cloud project, and check the login.
 
-Asks for what was not given, on a terminal only. Settings that it does not know are kept.
+On a terminal, it asks for missing options. Unknown settings are kept.
 """
 
 import os
@@ -16,83 +16,91 @@ from drumline.cli.connect import confirm, echo_json, echo_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Google's project ids: 6 to 30 characters, a letter first; old ids have a domain in front.
+# Project ids of Google Cloud: 6 to 30 characters, starting with a letter, after an optional domain.
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 
 
 def init(
-    project: Annotated[str | None, typer.Option("--project", help="The Google project.")] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", help="The Google Cloud project.")
+    ] = None,
     zones: Annotated[
         str | None,
-        typer.Option("--zones", metavar="ZONE,...", help="Where you have quota, best first."),
+        typer.Option(
+            "--zones", metavar="ZONE,...", help="Zones with quota, in order of preference."
+        ),
     ] = None,
     quota: Annotated[
         list[str] | None,
         typer.Option(
             "--quota",
             metavar="TEXT",
-            help="'64 spot v6e chips in europe-west4-a'; jobs beyond it are warned. Repeatable.",
+            help="'64 spot v6e chips in europe-west4-a'; create warns beyond it. Repeatable.",
         ),
     ] = None,
     local: Annotated[
-        bool, typer.Option("--local", help="No account: slices come from the emulator here.")
+        bool, typer.Option("--local", help="Use the emulator on this machine, without an account.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace settings unasked.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Replace settings without confirmation.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write the settings for a Google project, check its login."""
+    """Write the settings for Google Cloud and check the login."""
     from drumline.jobs.connection import home_folder
 
     path = home_folder() / "config.yaml"
     before = _read(path)
     settings = {"cloud": "emulator"} if local else _google(project, zones, quota, before)
-    kept = {} if local else before
-    after = {key: value for key, value in before.items() if key not in _OURS} | settings
-    changed = {key for key in _OURS if key in kept and kept[key] != after.get(key)}
+    replaced = {} if local else before
+    after = {key: value for key, value in before.items() if key not in _KEYS} | settings
+    changed = {key for key in _KEYS if key in replaced and replaced[key] != after.get(key)}
     if changed or (local and before.get("cloud") == "google"):
-        question = f"{path} has settings already: {_shown(before)}. This replaces them. Go on?"
+        question = f"{path} has settings: {_summary(before)}. This replaces them. Continue?"
         confirm("init", question, yes)
     _write(path, after)
     if as_json:
-        login = None if local else _login()
+        login = None if local else _check_login()
         echo_json({"file": str(path), "settings": after, "login": login})
         return
     lines = [f"wrote {path}", *(f"  {line}" for line in _yaml(after).splitlines())]
     if not local:
-        lines.append(_login())
-    echo_lines([*lines, *_hint(local)])
+        lines.append(_check_login())
+    echo_lines([*lines, *_next_steps(local)])
 
 
-_OURS = ("cloud", "project", "zones", "quota")
+_KEYS = ("cloud", "project", "zones", "quota")
 
 
 def _google(
     project: str | None, zones: str | None, quota: "Sequence[str] | None", before: dict[str, Any]
 ) -> dict[str, Any]:
-    """The settings for Google, from options, then answers, then the former settings."""
+    """Return the settings for Google Cloud, from options, answers and the previous settings."""
     from drumline.chips import region_of
     from drumline.jobs.client import Refused
 
-    asks = sys.stdin.isatty()
+    interactive = sys.stdin.isatty()
     if project is None:
-        known = before.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
-        project = typer.prompt("project", default=known) if asks else known
+        default = before.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
+        project = typer.prompt("project", default=default) if interactive else default
     if not project:
-        raise Refused("no project given: drumline init --project ID, or --local without an account")
+        raise Refused("no project: use drumline init --project ID, or --local without an account")
     if not _PROJECT.fullmatch(project):
         raise Refused(
-            f"--project: {project!r} is not a project id; gcloud projects list shows them"
+            f"--project: {project!r} is not a project id; list yours with: gcloud projects list"
         )
     grants = list(quota or before.get("quota") or [])
     from_quota = [_grant_zone(grant) for grant in grants]
     if zones is None:
-        known = ",".join(before.get("zones") or dict.fromkeys(from_quota))
-        zones = typer.prompt("zones with quota", default=known or None) if asks else known
+        default = ",".join(before.get("zones") or dict.fromkeys(from_quota))
+        zones = (
+            typer.prompt("zones with quota", default=default or None) if interactive else default
+        )
     named = [zone.strip() for zone in (zones or "").split(",") if zone.strip()]
     if not named:
-        raise Refused("no zones given: drumline init --zones us-central2-b,europe-west4-a")
+        raise Refused("no zones: use drumline init --zones us-central2-b,europe-west4-a")
     for zone in named:
-        region_of(zone)  # raises if there is no such zone
+        region_of(zone)  # raises if the zone does not exist
     settings = {"cloud": "google", "project": project, "zones": list(dict.fromkeys(named))}
     return settings | ({"quota": grants} if grants else {})
 
@@ -103,8 +111,8 @@ def _grant_zone(grant: str) -> str:
 
     try:
         return parse_grant(grant).zone
-    except ValueError as wrong:
-        raise Refused(f"--quota: {wrong}") from None
+    except ValueError as error:
+        raise Refused(f"--quota: {error}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -113,13 +121,13 @@ def _read(path: Path) -> dict[str, Any]:
     from drumline.jobs.client import Refused
 
     try:
-        found = yaml.safe_load(path.read_text())
+        settings = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as trouble:
-        why = " ".join(str(trouble).split())
-        raise Refused(f"{path} cannot be read, mend or remove it: {why}") from None
-    return found if isinstance(found, dict) else {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise Refused(f"{path} cannot be read; correct or remove it: {reason}") from None
+    return settings if isinstance(settings, dict) else {}
 
 
 def _yaml(settings: dict[str, Any]) -> str:
@@ -129,22 +137,22 @@ def _yaml(settings: dict[str, Any]) -> str:
     return text
 
 
-def _shown(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {settings[key]}" for key in _OURS if key in settings)
+def _summary(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {settings[key]}" for key in _KEYS if key in settings)
 
 
 def _write(path: Path, settings: dict[str, Any]) -> None:
     """Write the settings atomically, readable only by their owner."""
     path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
     path.parent.chmod(0o700)
-    draft = path.with_suffix(".yaml.new")
-    with open(draft, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    temporary = path.with_suffix(".yaml.new")
+    with open(temporary, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(_yaml(settings))
-    draft.replace(path)
+    temporary.replace(path)
 
 
-def _login() -> str:
-    """Ask Google for a token with the credentials of this machine; returns how that went."""
+def _check_login() -> str:
+    """Get an access token with the credentials of this machine. Return a line with the result."""
     import asyncio
 
     from drumline.cloud.google.credentials import GoogleCredentials
@@ -152,17 +160,19 @@ def _login() -> str:
 
     try:
         asyncio.run(GoogleCredentials().token())
-    except CloudError as trouble:
-        return f"! credentials: {trouble}"
-    return "✓ credentials: Google gave an access token"
+    except CloudError as error:
+        return f"! credentials: {error}"
+    return "✓ credentials: received an access token"
 
 
-def _hint(local: bool) -> list[str]:
-    """What must happen before the settings apply, and what to do next."""
+def _next_steps(local: bool) -> list[str]:
+    """Return hints about the running server and the next command."""
     from drumline.jobs.client import Client
 
     lines = []
     if Client(autostart=False).server_status() is not None:
-        lines.append("a server runs with the settings from before: drumline server stop")
+        lines.append(
+            "a server is running with the previous settings; stop it with: drumline server stop"
+        )
     first = "examples/quickstart.yaml" if local else "job.yaml --dry-run"
     return [*lines, f"next: drumline create {first}"]

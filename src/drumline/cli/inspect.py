@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from drumline.cli.options import AsJson, InputsName, need_jax, prints_aside
-from drumline.cli.rendering.table import print_table
-from drumline.cli.rendering.text import harmless, harmless_lines
+from drumline.cli.options import AsJson, InputsName, redirect_prints, require_jax
+from drumline.cli.rendering.text import print_table, sanitize, sanitize_lines
 from drumline.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def program(
     as_json: AsJson = False,
 ) -> None:
     """Show the communication and cost of MODULE:FUNCTION."""
-    need_jax()
+    require_jax()
     if list_examples == (target is not None or example is not None):
         raise UserError(
             "name a function as MODULE:FUNCTION, or an example with --example NAME; --list lists "
@@ -96,7 +95,7 @@ def program(
     if list_examples:
         _print_examples(as_json)
         return
-    with prints_aside():
+    with redirect_prints():
         function, arguments, axes = _load_program(target, example, mesh, shapes or [], inputs)
     _report(function, arguments, axes, on or [], compiler, png, trace, as_json)
 
@@ -167,18 +166,18 @@ def _report(
 
     if len(on) > 1:
         variant = ProgramVariant("as given", arguments, axes)
-        with prints_aside():
+        with redirect_prints():
             comparison = compare(function, [variant], on, compiler=compiler)
         _print_report(comparison, as_json)
         return
     slice_name = on[0] if on else None
-    with prints_aside():
+    with redirect_prints():
         # With a slice, the TPU's compiler can be used for the communication as well.
         sent = communication(function, *arguments, mesh=axes, on=slice_name, compiler=compiler)
     if slice_name is None:
         _print_report(sent, as_json)
         return
-    with prints_aside():
+    with redirect_prints():
         cost = estimate(function, *arguments, mesh=axes, on=slice_name, compiler=compiler)
     for path, save in ((png, cost.save_png), (trace, cost.save_trace)):
         if path is not None:
@@ -188,14 +187,14 @@ def _report(
         reports = {"communication": sent.to_dict(), "estimate": cost.to_dict()}
         typer.echo(json.dumps(reports, indent=2))
         return
-    typer.echo(harmless_lines(str(cost)))
+    typer.echo(sanitize_lines(str(cost)))
     typer.echo("")
-    typer.echo(harmless_lines(str(sent)))
+    typer.echo(sanitize_lines(str(sent)))
 
 
 def _print_report(report: Any, as_json: bool) -> None:
     text = json.dumps(report.to_dict(), indent=2) if as_json else str(report)
-    typer.echo(harmless_lines(text))
+    typer.echo(sanitize_lines(text))
 
 
 # Profiles -----------------------------------------------------------------------------------------
@@ -218,7 +217,7 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Show how a traced step spends its time."""
-    need_jax()
+    require_jax()
     from drumline.inspect.profiles import read_profile
     from drumline.inspect.profiles.report import compare_profile, read_estimate, summarize
 
@@ -235,7 +234,7 @@ def profile(
     _print_profile(measured, comparison)
     typer.echo("")
     for sentence in sentences:
-        typer.echo(harmless(sentence))
+        typer.echo(sanitize(sentence))
 
 
 def _print_profile(measured: Profile, comparison: ProfileComparison | None) -> None:
@@ -249,7 +248,7 @@ def _print_profile(measured: Profile, comparison: ProfileComparison | None) -> N
         f"{module}{steps} on {devices} · {format_duration(measured.seconds)} a step "
         f"(counted by {measured.steps_from})"
     )
-    typer.secho(harmless(title), bold=True)
+    typer.secho(sanitize(title), bold=True)
     _print_devices(measured)
     if measured.communication:
         _print_communication(measured)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from drumline.cli.options import AsJson, InputsName, TargetName, need_jax, prints_aside
-from drumline.cli.rendering.table import print_table
-from drumline.cli.rendering.text import harmless
+from drumline.cli.options import AsJson, InputsName, TargetName, redirect_prints, require_jax
+from drumline.cli.rendering.text import print_table, sanitize
 from drumline.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def matmul(
     as_json: AsJson = False,
 ) -> None:
     """Measure the errors of float32 matmuls against float64."""
-    need_jax()
+    require_jax()
     import jax
 
     from drumline.cli.connect import echo_json
@@ -138,11 +137,11 @@ def precision(
     as_json: AsJson = False,
 ) -> None:
     """Show which outputs the compiler's rounding changes."""
-    need_jax()
+    require_jax()
     from drumline.numerics.rounding.precision import precision as run_precision
     from drumline.targets import load_target
 
-    with prints_aside():
+    with redirect_prints():
         loaded = load_target(target, inputs)
         report = run_precision(loaded.function, *loaded.inputs, argmax=argmax, output=output)
     if as_json:
@@ -154,7 +153,7 @@ def precision(
 
 def _print_precision_report(target: str, report: "PrecisionReport") -> None:
     typer.secho(
-        f"{harmless(target)} · {report.operations:,} operations on {report.device}", bold=True
+        f"{sanitize(target)} · {report.operations:,} operations on {report.device}", bold=True
     )
     rows = [
         _output_row(variant, output)
@@ -170,7 +169,7 @@ def _print_precision_report(target: str, report: "PrecisionReport") -> None:
     if hidden > 0:
         typer.echo(f"and {hidden:,} more outputs, which differ less: see --json")
     for reason in report.left_out:
-        typer.echo(f"left out: {harmless(reason)}")
+        typer.echo(f"left out: {sanitize(reason)}")
     for variant in report.variants:
         _print_first_difference(variant, report.operations)
     _print_flips(report)
@@ -225,11 +224,11 @@ def _print_first_difference(variant: "VariantReport", operation_count: int) -> N
         largest = ", by up to {} ({} ulps)".format(*_format_difference(difference))
     typer.echo(
         f"\n{mode} first differs at operation {operation.number:,} of {operation_count:,}: "
-        f"{operation.primitive}{harmless(source)}"
+        f"{operation.primitive}{sanitize(source)}"
     )
     typer.echo(f"  {', '.join(operation.inputs)} → {', '.join(operation.outputs)}")
     typer.echo(f"  {difference.differing:,} of {difference.elements:,} differ{largest}")
-    typer.echo(f"  {harmless(first.reason)}")
+    typer.echo(f"  {sanitize(first.reason)}")
 
 
 def _print_flips(report: "PrecisionReport") -> None:
@@ -270,7 +269,7 @@ def topk(
     as_json: AsJson = False,
 ) -> None:
     """Measure the recall of lax.approx_max_k."""
-    need_jax()
+    require_jax()
     ks, lengths = _parse_numbers("k", k, int), _parse_numbers("length", length, int)
     recalls = _parse_numbers("recall", recall, float)
     from drumline.numerics.topk_survey import TopKGrid, survey_topk
@@ -328,11 +327,11 @@ def repeat(
     as_json: AsJson = False,
 ) -> None:
     """Run a function several times and compare the bits."""
-    need_jax()
+    require_jax()
     from drumline.numerics.repetition import repeat as run_repeatedly
     from drumline.targets import load_target
 
-    with prints_aside():
+    with redirect_prints():
         loaded = load_target(target, inputs)
         report = run_repeatedly(loaded.function, loaded.inputs, runs=runs)
     if as_json:

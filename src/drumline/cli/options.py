@@ -1,4 +1,4 @@
-"""Options that several of the commands share, and what they need to be installed."""
+"""Arguments and options that several commands share."""
 
 import sys
 from collections.abc import Iterator
@@ -8,7 +8,39 @@ from typing import Annotated
 
 import typer
 
+
+def complete_job_id(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete the ids of the jobs that `list` shows, newest first. Start no server."""
+    from drumline.jobs.client import Client, Refused
+
+    try:
+        jobs = [str(job["id"]) for job in reversed(Client(autostart=False).list())]
+    except (OSError, Refused):
+        return []
+    typed = context.params.get("job_ids") or ()
+    return [job for job in jobs if job.startswith(incomplete) and job not in typed]
+
+
+JobId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="A job: 12 or 000012.", autocompletion=complete_job_id),
+]
+JobIds = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ID...]", help="Jobs: 12 or 000012; or --all.", autocompletion=complete_job_id
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and change nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file; repeatable."),
+]
+HostOrAll = Annotated[
+    str | None, typer.Option("--host", metavar="N|all", help="A host index, or all.")
+]
 TargetName = Annotated[
     str,
     typer.Argument(metavar="MODULE:FUNCTION", help="The function to run, such as sampler.py:step."),
@@ -18,21 +50,21 @@ InputsName = Annotated[
     typer.Option(
         "--inputs",
         metavar="NAME",
-        help="The function of that module that returns the arguments; without it, inputs().",
+        help="The function of the module that returns the arguments [default: inputs].",
     ),
 ]
 
 
-def need_jax() -> None:
-    """Refuse, in one sentence, to go on without JAX."""
+def require_jax() -> None:
+    """Raise UserError if JAX is not installed."""
     from drumline.errors import UserError
 
     if find_spec("jax") is None:
-        raise UserError("jax is not installed, and this needs it: pip install 'drumline[jax]'")
+        raise UserError("this command needs jax: pip install 'drumline[jax]'")
 
 
 @contextmanager
-def prints_aside() -> Iterator[None]:
-    """What the user's own code prints meanwhile goes to stderr: stdout is for the report."""
+def redirect_prints() -> Iterator[None]:
+    """Send the prints of the user's code to stderr, because stdout is for the report."""
     with redirect_stdout(sys.stderr):
         yield

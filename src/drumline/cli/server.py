@@ -1,4 +1,4 @@
-"""`drumline server`: the process behind the commands. They start it by themselves."""
+"""`drumline server`: the server process, which commands start when they need it."""
 
 import os
 import time
@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from drumline.cli.connect import MISTAKE, confirm, connect, echo_json, echo_lines
-from drumline.cli.jobs import AsJson, Yes
+from drumline.cli.connect import USER_ERROR, confirm, connect, echo_json, echo_lines
+from drumline.cli.options import AsJson, Yes
 
 app = typer.Typer(
-    help="The process behind the commands, which start it.",
+    help="Manage the server, which commands start by themselves.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -20,7 +20,7 @@ app = typer.Typer(
 
 @app.command()
 def run() -> None:
-    """Run the server in the foreground; it does not leave by itself."""
+    """Run the server in the foreground until it is stopped."""
     from drumline.jobs.connection import SERVER_COMMAND
 
     command = (*SERVER_COMMAND, "--stay")
@@ -29,105 +29,108 @@ def run() -> None:
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Say whether a server runs, which, and when it leaves."""
-    from drumline.cli.rendering.text import duration, harmless
+    """Show the running server and when it exits."""
+    from drumline.cli.rendering.text import format_duration, sanitize
 
     client = connect(autostart=False)
-    found = client.server_status()
+    server = client.server_status()
     if as_json:
-        echo_json(found)
-    elif found is None:
-        typer.echo(f"no server runs in {client.home}; the next command that needs one starts it")
+        echo_json(server)
+    elif server is None:
+        typer.echo(f"no server is running in {client.home}; commands start it when they need it")
     else:
-        cloud = "the emulator on this machine" if found["cloud"] == "emulator" else found["cloud"]
-        typer.echo(f"server   version {found['version']}, pid {found['pid']}")
-        typer.echo(f"up       {duration(time.time() - found['started'])}")
-        typer.echo(f"home     {found['home']}")
+        cloud = "the emulator on this machine" if server["cloud"] == "emulator" else server["cloud"]
+        typer.echo(f"server   version {server['version']}, pid {server['pid']}")
+        typer.echo(f"up       {format_duration(time.time() - server['started'])}")
+        typer.echo(f"home     {server['home']}")
         typer.echo(f"cloud    {cloud}")
-        in_hand = f", {found['living']:,} in hand" if "living" in found else ""
-        typer.echo(f"jobs     {found['jobs']:,}{in_hand}")
-        typer.echo(f"leaves   {_leaves(found)}")
-        for aside in found.get("unreadable") or ():
-            typer.echo(harmless(f"! {aside['id']} cannot be read: {aside['reason']}"))
-        if count := len(found.get("strays") or ()):
+        active = f", {server['living']:,} active" if "living" in server else ""
+        typer.echo(f"jobs     {server['jobs']:,}{active}")
+        typer.echo(f"exits    {_exit_time(server)}")
+        for aside in server.get("unreadable") or ():
+            typer.echo(sanitize(f"! {aside['id']} cannot be read: {aside['reason']}"))
+        if count := len(server.get("strays") or ()):
             slices = "1 slice" if count == 1 else f"{count} slices"
             typer.echo(f"! {slices} of a lost database; drumline server strays lists them")
-    if found is None:
+    if server is None:
         raise typer.Exit(1)
 
 
 @app.command()
 def strays(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Slices; all by default.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME...]", help="Names of slices [default: all]."),
     ] = None,
-    release: Annotated[bool, typer.Option("--release", help="Release them.")] = False,
-    adopt: Annotated[bool, typer.Option("--adopt", help="Give each to a new job.")] = False,
+    release: Annotated[bool, typer.Option("--release", help="Release the slices.")] = False,
+    adopt: Annotated[bool, typer.Option("--adopt", help="Give each slice to a new job.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """List slices of a lost job database; release or adopt them."""
+    """List, release or adopt the slices of a lost database."""
     client = connect()
     if release and adopt:
-        typer.echo("--release or --adopt, not both", err=True)
-        raise typer.Exit(MISTAKE)
-    found = client.strays()
+        typer.echo("--release and --adopt cannot be combined", err=True)
+        raise typer.Exit(USER_ERROR)
+    listing = client.strays()
     if not (release or adopt):
-        echo_json(found) if as_json else echo_lines(_stray_lines(found))
+        echo_json(listing) if as_json else echo_lines(_orphan_lines(listing))
         return
-    chosen = [stray for stray in found["strays"] if not names or stray["name"] in names]
-    if release and chosen:
-        listing = "\n".join(_stray_line(stray) for stray in chosen)
-        question = f"{listing}\nthis ends what runs there; another home may know of it. Go on?"
+    orphans = [orphan for orphan in listing["strays"] if not names or orphan["name"] in names]
+    if release and orphans:
+        listed = "\n".join(_orphan_line(orphan) for orphan in orphans)
+        question = (
+            f"{listed}\nthis stops their programs; they may belong to another home. Continue?"
+        )
         confirm("release", question, yes)
     lines = client.settle_strays("release" if release else "adopt", names or ())
     echo_json({"text": lines}) if as_json else echo_lines(lines)
 
 
-def _stray_lines(found: dict[str, Any]) -> list[str]:
-    from drumline.cli.rendering.text import harmless
+def _orphan_lines(listing: dict[str, Any]) -> list[str]:
+    from drumline.cli.rendering.text import sanitize
 
-    lines = [_stray_line(stray) for stray in found["strays"]]
+    lines = [_orphan_line(orphan) for orphan in listing["strays"]]
     if lines:
         lines.append("next: drumline server strays --release · drumline server strays --adopt")
     else:
-        lines = ["no slice of a lost database was found"]
+        lines = ["there are no slices of a lost database"]
     return [
         *lines,
-        *(f"! {zone} not seen: {harmless(why)}" for zone, why in found["not_seen"].items()),
+        *(f"! {zone} not polled: {sanitize(why)}" for zone, why in listing["not_seen"].items()),
     ]
 
 
-def _stray_line(stray: dict[str, Any]) -> str:
-    from drumline.cli.rendering.text import harmless
+def _orphan_line(orphan: dict[str, Any]) -> str:
+    from drumline.cli.rendering.text import sanitize
 
-    was = f"job {stray['job']} of database {stray['owner']}"
-    place = f"{stray['accelerator']} in {stray['zone']}"
-    return harmless(f"{stray['name']}  {place}, {stray['state']}, {was}")
+    origin = f"job {orphan['job']} of database {orphan['owner']}"
+    slice_type = f"{orphan['accelerator']} in {orphan['zone']}"
+    return sanitize(f"{orphan['name']}  {slice_type}, {orphan['state']}, {origin}")
 
 
 @app.command()
 def stop(as_json: AsJson = False) -> None:
-    """Stop the server; programs go on, but nobody watches over them."""
+    """Stop the server; programs keep running without supervision."""
     client = connect(autostart=False)
     stopped = client.stop_server()
     if as_json:
         echo_json({"stopped": stopped})
     elif stopped:
         typer.echo(
-            "server stopped; running programs go on, lost slices are replaced "
-            "once the next command starts it again"
+            "server stopped; programs keep running, and preempted slices are replaced "
+            "after the next command has started it again"
         )
     else:
-        typer.echo(f"no server runs in {client.home}")
+        typer.echo(f"no server is running in {client.home}")
 
 
-def _leaves(found: dict[str, Any]) -> str:
-    """When the server exits by itself."""
-    from drumline.cli.rendering.text import duration
+def _exit_time(server: dict[str, Any]) -> str:
+    """Describe when the server exits by itself."""
+    from drumline.cli.rendering.text import format_duration
 
-    if found.get("stays"):
-        return "not while a job lives or a slice is held"
-    if found.get("leaves_in") is None:
-        return "not by itself"
-    return f"in {duration(found['leaves_in'])} if nothing is asked of it; a command starts it again"
+    if server.get("stays"):
+        return "not while there are active jobs or slices"
+    if server.get("leaves_in") is None:
+        return "never"
+    return f"in {format_duration(server['leaves_in'])} without calls; commands start it again"

@@ -1,6 +1,6 @@
 """The interface between the job manager and a cloud.
 
-The calls return values of `observed.placements`, so another cloud only has to implement this
+The calls return values of `drumline.observed`, so another cloud only has to implement this
 protocol. The only implementation is `google.tpu_api.TpuApi`, for Google and for the emulator.
 """
 

@@ -116,7 +116,7 @@ def test_machines_from_the_command_line(
     assert drumline("break", other, "--how", "slow")[:2] == (0, f"{other}: slow\n")
     status = drumline("status")[1].splitlines()
     assert f"machine {first}, host 0 of mine: lies (chip 2, from step 30)" in status
-    assert f"machine {other}, which no slice has now: slow" in status
+    assert f"machine {other}, not in use: slow" in status
     before = emulator.control("status")["machines"]
     mistakes = [
         (["7", "--how", "fire"], "not by 'fire'"),

@@ -114,13 +114,13 @@ def test_without_an_emulator_the_commands_fail_with_a_message(
     monkeypatch.delenv("DRUMLINE_EMULATOR", raising=False)
     for arguments in (["resources"], ["preempt", "000001"], ["stop"]):
         code, _, told = drumline(*arguments)
-        assert (code, told) == (2, "no emulator is running; drumline create starts one\n")
+        assert (code, told) == (2, "no emulator is running; drumline create starts it\n")
     assert drumline("status")[0] == 1
     assert json.loads(drumline("status", "--json")[1]) == {"running": False}
 
 
 def test_the_commands_list_and_preempt_a_slice(at_home: Emulator) -> None:
-    assert drumline("resources") == (0, "nothing\n", "")
+    assert drumline("resources") == (0, "no resources\n", "")
     at_home.slice("mine", "v4-16", labels={"drumline-job": "000007"})
     found = json.loads(drumline("resources", "--json")[1])
     assert [one["state"] for one in found["requests"]] == ["ACTIVE"]
@@ -148,16 +148,16 @@ def test_capacity_and_faults_from_the_command_line(at_home: Emulator) -> None:
     shown = drumline("faults", "--fail", "0.25", "--deny", "local-b")[1]
     assert shown == "25% of calls fail\nlocal-b is denied\n"
     status = drumline("status")[1]
-    assert "holds 0 requests, 0 nodes, 0 hosts" in status
+    assert "0 requests, 0 nodes, 0 hosts;" in status
     assert "capacity of v4 in local-a: 16 chips" in status
     assert "25% of calls fail" in status
     assert drumline("faults", "--clear")[1] == "no faults\n"
     assert "unlimited" in drumline("capacity", "local-a", "v4", "unlimited")[1]
     assert at_home.control("status")["capacity"] == {"local-a": {}}
     code, _, told = drumline("capacity", "local-a", "v4", "lots")
-    assert (code, "'lots' is no number of chips" in told) == (2, True)
+    assert (code, "'lots' is not a number of chips" in told) == (2, True)
     code, _, told = drumline("capacity", "local-a", "v4", "9" * 23)
-    assert (code, "is no number of chips" in told) == (2, True)
+    assert (code, "is not a number of chips" in told) == (2, True)
     for notice in ("1e308", "nan"):
         code, _, told = drumline("preempt", "000001", "--notice", notice)
         assert (code, "notice" in told) == (2, True), told

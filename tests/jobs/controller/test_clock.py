@@ -96,7 +96,7 @@ def test_a_slice_is_crossed_off_only_when_it_is_gone_whatever_the_clock_says(
     run_scenario(tmp_path, scenario)
 
 
-def test_a_machine_that_slept_blames_no_host(tmp_path: Path) -> None:
+def test_after_a_sleep_of_the_machine_no_host_is_blamed(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")
@@ -151,7 +151,9 @@ def test_the_steady_clock_begins_with_the_wall_and_never_steps() -> None:
     assert clock() == 1_000_007.0
 
 
-def test_a_pause_of_the_loop_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pause_of_the_loop_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")

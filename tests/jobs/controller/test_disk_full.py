@@ -30,7 +30,7 @@ def empty_disk(harness: ServerHarness) -> None:
     del harness.supervisor.store.metrics.save
 
 
-def test_a_full_disk_with_a_release_pending_ends_nothing_and_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_with_a_release_pending_is_reported(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         going, staying = await harness.create(), await harness.create()
         for job in (going, staying):
@@ -79,7 +79,7 @@ def test_what_happens_while_the_disk_is_full_is_decided_afterwards(tmp_path: Pat
         OSError(errno.ENOSPC, "No space left on device"),
     ],
 )
-def test_a_caller_is_told_in_a_sentence_that_nothing_can_be_written(error: Exception) -> None:
+def test_a_full_disk_gives_callers_a_message(error: Exception) -> None:
     answer = asyncio.run(_storage_error(Request({"type": "http"}), error))
     assert answer.status_code == 507
     assert b"free disk space and try again" in bytes(answer.body)

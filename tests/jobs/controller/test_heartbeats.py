@@ -65,7 +65,7 @@ def told(tmp_path: Path) -> Iterator[Listening]:
     made.store.close()
 
 
-def test_what_a_later_report_leaves_out_stays_as_it_was_told(told: Listening) -> None:
+def test_metrics_that_a_later_report_leaves_out_stay(told: Listening) -> None:
     told.tell(1, {"step": 299, "loss": 0.1, "rate": 9800.0, "mfu": 0.4, "checkpoint": 290})
     told.tell(1, {"step": 300, "loss": 0.09, "mfu": None, "result": "97.1 %"})
     assert told.heartbeats.progress(told.job.id) == {
@@ -86,7 +86,7 @@ def test_another_attempt_begins_afresh_but_until_it_tells_the_last_one_stands(
     assert told.heartbeats.progress(told.job.id) == {"step": 150}
 
 
-def test_whatever_a_program_writes_can_be_kept_and_sent_on(told: Listening) -> None:
+def test_any_reported_value_can_be_saved_and_sent(told: Listening) -> None:
     odd = {"step": 3, "loss": math.nan, "rate": math.inf, "list": [math.nan], "long": "x" * 10**6}
     told.tell(1, odd | {f"metric {n}": n for n in range(1000)})
     progress = told.heartbeats.progress(told.job.id)
@@ -129,7 +129,7 @@ def test_a_month_of_heartbeats_stays_small_and_even(told: Listening) -> None:
     assert points[-1].step == step
 
 
-def test_a_killed_server_loses_seconds_and_the_next_one_goes_on(told: Listening) -> None:
+def test_a_killed_server_loses_only_seconds_of_metrics(told: Listening) -> None:
     for step in range(1, 101):
         told.now += WRITE_SECONDS / 10
         told.tell(1, {"step": step, "resumed": 0})
@@ -159,7 +159,7 @@ def test_a_step_that_did_not_move_while_the_server_was_away_is_as_old_as_it_is(
     assert course.stepped_at == began
 
 
-def test_the_disk_is_not_asked_for_every_heartbeat(told: Listening) -> None:
+def test_heartbeats_are_buffered(told: Listening) -> None:
     writes = 0
     put = told.store.metrics.save
 
@@ -186,7 +186,7 @@ def test_where_host_1_tells_first_host_0_follows_and_nothing_goes_backwards(
     assert told.steps() == [(1, 154), (1, 155)]
 
 
-def test_a_program_is_heard_by_its_log_where_it_has_no_heartbeat(told: Listening) -> None:
+def test_steps_come_from_the_log_without_a_heartbeat(told: Listening) -> None:
     told.pattern = r"step (?P<step>\d+) loss (?P<loss>\S+)"
     log = told.home / "logs" / told.job.id / "1" / "host-0.log"
     log.parent.mkdir(parents=True)

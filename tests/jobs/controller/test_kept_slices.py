@@ -30,7 +30,7 @@ def test_a_kept_slice_is_released_after_an_hour(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-def test_the_job_file_says_how_long_it_is_kept_and_0_keeps_nothing(tmp_path: Path) -> None:
+def test_the_job_file_sets_how_long_a_slice_is_kept(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         short = await harness.create(keep="10m")
         none = await harness.create(keep=0)

@@ -35,7 +35,9 @@ def workdir(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_job_of_an_older_version_goes_on_without_its_secrets(tmp_path: Path) -> None:
+def test_a_job_of_an_older_version_continues_without_the_secrets_in_its_archive(
+    tmp_path: Path,
+) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create(workdir=str(workdir(tmp_path)))
         await harness.reaches(job, "RUNNING")

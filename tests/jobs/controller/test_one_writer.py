@@ -95,29 +95,29 @@ def test_every_fencing_number_is_greater_than_all_before(tmp_path: Path, last: i
 
 
 def test_a_job_of_version_0_1_keeps_its_checkpoint_folder(tmp_path: Path) -> None:
-    async def story(office: Office) -> None:
-        office.cloud.buckets["lab"] = "US-CENTRAL2"
-        job = await office.create(checkpoint=CHECKPOINT)
-        await office.reaches(job, "RUNNING")
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.buckets["lab"] = "US-CENTRAL2"
+        job = await harness.create(checkpoint=CHECKPOINT)
+        await harness.reaches(job, "RUNNING")
         # What that version wrote: no owner in the job file, no fencing number in the attempt.
-        database = office.desk.store._db
+        database = harness.service.store._db
         database.execute("UPDATE jobs SET spec = json_remove(spec, '$.checkpoint_owner')")
         database.execute("UPDATE jobs SET state = json_remove(state, '$.attempt.fence')")
         database.execute("DELETE FROM meta WHERE key = 'fence'")
-        (office._home / "owners.json").unlink()
-        await office.restart()
-        assert office.show(job)["checkpoint"] == f"{CHECKPOINT}/{job}"
-        name = office.desk.store.slices(job)[0].name
-        office.cloud.becomes(name, "SUSPENDED", "PREEMPTED")
-        await office.until(lambda: office.starts(job)[-1].program.attempt == 2, within=900)
-        program = office.starts(job)[-1].program
+        (harness._home / "owners.json").unlink()
+        await harness.restart()
+        assert harness.show(job)["checkpoint"] == f"{CHECKPOINT}/{job}"
+        name = harness.service.store.slices(job)[0].name
+        harness.cloud.becomes(name, "SUSPENDED", "PREEMPTED")
+        await harness.until(lambda: harness.starts(job)[-1].program.attempt == 2, within=900)
+        program = harness.starts(job)[-1].program
         assert program.checkpoint == f"{CHECKPOINT}/{job}"
         assert program.fence > 0
-        await office.desk.verb(job, "cancel", {})
-        await office.reaches(job, "CANCELLED")
-        changed = office.desk.record(job).spec.file | {"setup": "make data"}
-        await office.desk.verb(job, "resume", {"spec": changed})
-        await office.until(lambda: office.starts(job)[-1].program.attempt == 3, within=900)
-        assert office.starts(job)[-1].program.checkpoint == f"{CHECKPOINT}/{job}"
+        await harness.service.verb(job, "cancel", {})
+        await harness.reaches(job, "CANCELLED")
+        changed = harness.service.record(job).spec.file | {"setup": "make data"}
+        await harness.service.verb(job, "resume", {"spec": changed})
+        await harness.until(lambda: harness.starts(job)[-1].program.attempt == 3, within=900)
+        assert harness.starts(job)[-1].program.checkpoint == f"{CHECKPOINT}/{job}"
 
-    play(tmp_path, story)
+    run_scenario(tmp_path, scenario)

@@ -102,7 +102,7 @@ def test_an_ask_under_way_takes_no_further_token(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-def test_looks_that_fail_do_not_make_the_loop_spin(tmp_path: Path) -> None:
+def test_failing_polls_do_not_make_the_loop_spin(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")
@@ -120,7 +120,7 @@ def test_looks_that_fail_do_not_make_the_loop_spin(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-def test_a_new_server_whose_looks_fail_does_not_spin_either(tmp_path: Path) -> None:
+def test_a_new_server_does_not_spin_while_its_polls_fail(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         harness.cloud.error = UNAVAILABLE
         await harness.create()
@@ -164,7 +164,7 @@ def test_a_new_server_whose_slice_is_listed_without_hosts_does_not_spin(tmp_path
     run_scenario(tmp_path, scenario)
 
 
-def test_a_start_that_raises_rests_and_is_told_in_the_note(
+def test_a_start_that_raises_backs_off_and_is_shown_as_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
@@ -189,7 +189,7 @@ def test_a_start_that_raises_rests_and_is_told_in_the_note(
     run_scenario(tmp_path, scenario)
 
 
-def test_a_release_that_is_refused_is_tried_less_and_less_and_told(tmp_path: Path) -> None:
+def test_a_refused_release_backs_off_and_is_shown(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")

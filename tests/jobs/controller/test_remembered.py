@@ -66,7 +66,7 @@ class Google:
         return self.says
 
 
-def test_what_the_witness_says_is_held_against_the_host_once(tmp_path: Path) -> None:
+def test_an_unhealthy_host_gets_evidence_once(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         boss, google = harness.supervisor, Google()
         hearing = HealthMonitor(

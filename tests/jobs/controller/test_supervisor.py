@@ -88,7 +88,7 @@ def test_a_program_that_hangs_is_ended_after_the_time_the_job_file_sets(tmp_path
     run_scenario(tmp_path, scenario)
 
 
-def test_why_jobs_wait_is_told_anew_without_a_write_for_each(tmp_path: Path) -> None:
+def test_a_new_waiting_reason_is_not_saved_for_each_job(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         harness.cloud.given = ("WAITING_FOR_RESOURCES", None)
         jobs = [await harness.create() for _ in range(20)]

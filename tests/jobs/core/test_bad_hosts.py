@@ -85,7 +85,7 @@ def test_a_success_is_never_a_bad_host(around: str, phrase: str) -> None:
         "worker 3 missed 5 health checks",
     ],
 )
-def test_what_libtpu_says_of_a_chip_accuses_its_host(text: str) -> None:
+def test_chip_errors_of_libtpu_indicate_a_bad_host(text: str) -> None:
     assert indicates_bad_host(1, f"F0000 {text}")
 
 
@@ -97,7 +97,7 @@ def test_what_is_another_s_doing_excuses_the_host(text: str) -> None:
     assert not indicates_bad_host(1, f"F0000 {text}: SLICE_FAILURE_CHIP_DRIVER_ERROR")
 
 
-def test_a_segmentation_fault_accuses_only_at_the_start() -> None:
+def test_a_segmentation_fault_indicates_a_bad_host_only_at_the_start() -> None:
     assert indicates_bad_host(139, "", run_seconds=12.0)
     assert indicates_bad_host(-11, "", run_seconds=0.0)
     assert not indicates_bad_host(139, "", run_seconds=3600.0)
@@ -106,7 +106,7 @@ def test_a_segmentation_fault_accuses_only_at_the_start() -> None:
 
 
 @pytest.mark.parametrize(("host", "chip"), [(1, 5), (1, None), (None, None)])
-def test_every_accusation_is_read_and_one_that_names_a_host_first(
+def test_fault_reports_are_found_and_one_that_names_a_host_comes_first(
     host: int | None, chip: int | None
 ) -> None:
     said = FaultReport("a checksum", host, chip)

@@ -87,7 +87,7 @@ def test_against_a_place_nothing_is_held_for_long_nor_refused() -> None:
     assert known.state(NOW + POSITION_SECONDS + 1) is GOOD
 
 
-def test_what_a_person_says_stands_until_that_person_forgives() -> None:
+def test_a_manual_exclusion_lasts_until_the_host_is_forgiven() -> None:
     known = host_history.exclude(host(), "gives NaN", None, NOW)
     assert known.state(NOW + 100 * EXCLUSION_SECONDS) is EXCLUDED
     assert known.refused(NOW)
@@ -146,7 +146,7 @@ def test_steps_that_differ_again_after_a_burn_in_was_passed_refuse_the_host() ->
     assert not burnt.refused(NOW), "a burn-in does show it"
 
 
-def test_an_accusation_after_the_clock_was_set_back_counts() -> None:
+def test_evidence_after_the_clock_was_set_back_counts() -> None:
     known = host_history.add_evidence(host(), against(EvidenceKind.BURN_IN), [])
     known = host_history.add_pass(known, "000002", "passed", NOW + 10)
     known = host_history.add_evidence(known, against(EvidenceKind.BURN_IN, NOW - 3600), [])

@@ -30,7 +30,7 @@ def test_an_undisturbed_job_asks_runs_and_releases() -> None:
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
-def test_a_program_that_is_over_at_once_is_told_like_any_other() -> None:
+def test_a_program_that_ends_at_once_is_recorded_like_any_other() -> None:
     long, short = Scenario().runs(), Scenario().slice_is_there()
     for scenario in (long, short):
         scenario.all_hosts(HostPhase.EXITED, exit_code=0)
@@ -96,7 +96,7 @@ def test_a_job_preempted_in_set_up_is_not_the_users_failure() -> None:
     assert (scenario.job.preemptions, scenario.job.failures) == (1, 0)
 
 
-def test_without_a_fresh_look_nothing_is_lost() -> None:
+def test_without_a_fresh_poll_nothing_is_lost() -> None:
     scenario = Scenario().settle().cloud_takes_the_request()
     scenario.passes(100_000)
     assert scenario.job.placement is not None
@@ -141,7 +141,7 @@ def test_several_slices_are_one_placement_that_is_held_and_lost_together() -> No
     assert scenario.outcomes == [Outcome.PREEMPTED]
 
 
-def test_no_capacity_moves_to_the_next_zone_and_says_why() -> None:
+def test_no_capacity_moves_to_the_next_zone_with_a_reason() -> None:
     scenario = Scenario().settle()
     scenario.zones = {
         A: ZoneStatus(open=False, reason="no capacity in us-central2-b"),
@@ -171,7 +171,7 @@ def test_a_request_that_waits_too_long_moves_only_when_another_zone_is_open() ->
     assert scenario.job.placement.zone == B.zone
 
 
-def test_all_zones_short_says_so_and_asks_for_nothing() -> None:
+def test_a_job_makes_no_request_when_all_zones_are_out_of_capacity() -> None:
     scenario = Scenario()
     scenario.zones = {
         A: ZoneStatus(False, "no capacity in us-central2-b"),
@@ -208,7 +208,7 @@ def test_a_failing_program_is_retried_as_often_as_allowed_and_then_fails() -> No
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
-def test_a_failure_is_judged_only_after_a_newer_look_at_the_cloud() -> None:
+def test_a_failure_is_diagnosed_only_after_a_newer_poll() -> None:
     scenario = Scenario().runs().program_fails()
     scenario.passes(60)
     assert scenario.outcomes == []
@@ -227,7 +227,7 @@ def test_a_program_that_was_killed_is_judged_only_if_its_host_lives_on() -> None
     assert scenario.outcomes == [Outcome.PROGRAM_FAILED]
 
 
-def test_siblings_of_a_silent_host_fail_and_are_not_blamed() -> None:
+def test_hosts_that_fail_after_a_silent_host_are_not_the_cause() -> None:
     scenario = Scenario().runs()
     scenario.now += 11
     scenario.host(
@@ -401,7 +401,7 @@ def test_a_failing_set_up_is_a_failure_of_the_set_up_not_of_the_program() -> Non
     assert "program" not in " ".join(scenario.event_texts)
 
 
-def test_the_code_is_told_when_all_hosts_have_it_and_the_set_up_when_it_is_done() -> None:
+def test_events_for_the_code_and_the_set_up_come_when_all_hosts_have_them() -> None:
     scenario = Scenario().slice_is_there()
     scenario.host(0, HostPhase.PREPARING, detail="setup: uv")
     scenario.host(1, HostPhase.PREPARING, detail="code").settle()
@@ -415,7 +415,7 @@ def test_the_code_is_told_when_all_hosts_have_it_and_the_set_up_when_it_is_done(
 
 
 @pytest.mark.parametrize("server", ["the same", "a new one"])
-def test_siblings_of_a_host_that_rebooted_are_not_blamed_before_it_has_said_so(server: str) -> None:
+def test_other_hosts_are_not_blamed_before_a_rebooted_host_reports(server: str) -> None:
     scenario = Scenario().runs()
     at = scenario.now
     before = (HostPhase.RUNNING, at) if server == "the same" else (HostPhase.CONNECTING, None)
@@ -433,7 +433,7 @@ def test_siblings_of_a_host_that_rebooted_are_not_blamed_before_it_has_said_so(s
     assert scenario.job.failures == 0
 
 
-def test_a_program_that_failed_is_judged_though_its_host_says_no_more() -> None:
+def test_a_failed_program_is_diagnosed_without_further_reports_of_its_host() -> None:
     scenario = Scenario().runs()
     at = scenario.now
     for index in range(2):

@@ -131,7 +131,7 @@ def test_a_job_without_checkpoints_loses_all_of_it() -> None:
     assert lost_hours(attempts, {}, held(0, 5), checkpoint=None) == 5
 
 
-def test_an_attempt_that_never_told_a_step_in_a_job_that_does_is_lost() -> None:
+def test_an_attempt_without_steps_is_lost_in_a_job_that_reports_steps() -> None:
     attempts = [attempt(1, 0, 2, "program failed"), attempt(2, 2, 3, "preempted")]
     courses = {2: Steps(151, 3 * HOUR, checkpoint=151, saved_at=3 * HOUR, **TELLS)}
     assert lost_hours(attempts, courses, held(0)) == 2

@@ -97,13 +97,13 @@ def test_what_follows_the_last_step_may_take_three_times_as_long() -> None:
     assert scenario.did(EffectKind.STOP) == []
 
 
-def test_a_program_that_never_told_a_step_is_left_alone() -> None:
+def test_a_program_that_never_reports_steps_is_never_stuck() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, stuck_after=HALF_AN_HOUR)
     assert scenario.runs().hangs(100 * HALF_AN_HOUR).did(EffectKind.STOP) == []
 
 
-def test_one_that_told_steps_before_and_none_since_its_restart_is_not() -> None:
+def test_a_program_without_steps_since_its_restart_is_stuck() -> None:
     scenario = training().look("SUSPENDED", "PREEMPTED")
     scenario.cloud_takes_the_request().look("ACTIVE", "READY").all_hosts(HostPhase.RUNNING)
     assert scenario.hangs(2.9 * HALF_AN_HOUR).did(EffectKind.STOP) == []
@@ -125,7 +125,7 @@ def test_a_slice_that_was_taken_explains_why_no_step_came() -> None:
     assert scenario.job.failures == 0
 
 
-def test_without_a_newer_look_at_the_cloud_nobody_is_called_stuck() -> None:
+def test_without_a_newer_poll_no_program_is_stuck() -> None:
     scenario = training()
     for _ in range(10):
         scenario.now += HALF_AN_HOUR
@@ -147,7 +147,7 @@ def test_hosts_we_cannot_hear_are_not_called_stuck() -> None:
     assert scenario.outcomes == []
 
 
-def test_the_preemption_says_how_far_it_came_and_what_is_saved() -> None:
+def test_a_preemption_event_has_the_step_and_the_checkpoint() -> None:
     scenario = training().look("SUSPENDED", "PREEMPTED")
     assert "slice taken by the cloud at step 151 (checkpoint: step 150)" in scenario.event_texts
 

@@ -1,4 +1,4 @@
-"""Requests that make no sense are answered with a sentence, whoever wrote the client."""
+"""Invalid requests get an error message, whoever wrote the client."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from tests.jobs.fakes import ServerHarness, run_scenario
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "said"),
+    ("method", "path", "body", "message"),
     [
         ("POST", "/jobs", b"[]", "not a JSON object"),
         ("POST", "/jobs", b"{", "not JSON"),
@@ -26,8 +26,8 @@ from tests.jobs.fakes import ServerHarness, run_scenario
         ("GET", "/jobs/000001/events?after=-1", b"", "after: '-1'"),
     ],
 )
-def test_a_request_that_makes_no_sense_gets_a_sentence(
-    tmp_path: Path, method: str, path: str, body: bytes, said: str
+def test_an_invalid_request_gets_a_message(
+    tmp_path: Path, method: str, path: str, body: bytes, message: str
 ) -> None:
     async def scenario(harness: ServerHarness) -> None:
         await harness.create()
@@ -36,6 +36,6 @@ def test_a_request_that_makes_no_sense_gets_a_sentence(
         async with httpx.AsyncClient(transport=transport, base_url="http://drumline") as client:
             answer = await client.request(method, path, content=body)
         assert answer.status_code == 400
-        assert said in answer.json()["error"]
+        assert message in answer.json()["error"]
 
     run_scenario(tmp_path, scenario)

@@ -1,4 +1,4 @@
-"""A user's command as frames: bytes unchanged, lost hosts told, all ended when the caller goes."""
+"""Commands on hosts: unchanged bytes, errors of hosts, and the end of the caller."""
 
 import asyncio
 import base64
@@ -48,51 +48,51 @@ async def echo(output: Any, stdin: AsyncIterator[bytes] | None) -> int:
     return 0
 
 
-def test_each_host_gets_all_of_the_input_and_what_was_taken_is_told() -> None:
+def test_each_host_gets_all_input_and_reports_the_bytes_taken() -> None:
     pieces = [bytes([n]) * 1000 for n in range(256)]
 
     async def typed() -> AsyncIterator[bytes]:
         for piece in pieces:
             yield piece
 
-    told = asyncio.run(all_of(an_execution(Hosts(echo), 2, typed())))
-    assert told[0] == {"hosts": [0, 1]}
+    frames = asyncio.run(all_of(an_execution(Hosts(echo), 2, typed())))
+    assert frames[0] == {"hosts": [0, 1]}
     for host in (0, 1):
-        written = [base64.b64decode(one["data"]) for one in told if "data" in one
+        written = [base64.b64decode(one["data"]) for one in frames if "data" in one
                    and one["host"] == host]  # fmt: skip
         assert b"".join(written) == b"".join(pieces)
-        assert {"host": host, "exit_code": 0} in told
-    assert sum(one.get("taken", 0) for one in told) > 0
+        assert {"host": host, "exit_code": 0} in frames
+    assert sum(one.get("taken", 0) for one in frames) > 0
 
 
 @pytest.mark.parametrize(
-    ("trouble", "told"),
+    ("error", "message"),
     [
         (ConnectionLost("connection lost"), "connection lost"),
         (TimeoutError(), "no answer"),
         (KeyError("oh"), "the server failed ('oh'), see its log"),
     ],
 )
-def test_a_host_that_fails_is_told_and_ends_it(trouble: Exception, told: str) -> None:
+def test_a_failed_host_ends_the_command_with_its_error(error: Exception, message: str) -> None:
     async def lost(output: Any, stdin: Any) -> int:
         del output, stdin
-        raise trouble
+        raise error
 
     frames = asyncio.run(all_of(an_execution(Hosts(lost))))
-    assert frames[1:] == [{"host": 0, "exit_code": None, "error": told}]
+    assert frames[1:] == [{"host": 0, "exit_code": None, "error": message}]
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_command_ends_when_its_caller_leaves_whatever_is_on_the_way(reads: bool) -> None:
+def test_a_command_ends_when_its_caller_disconnects(reads: bool) -> None:
     async def scenario() -> None:
         arriving: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         sent: list[dict[str, Any]] = []
-        told = asyncio.Event()
+        started = asyncio.Event()
 
         async def send(message: Any) -> None:
             sent.append(message)
             if b"up" in base64.b64decode(json.loads(message.get("body") or b"{}").get("data", "")):
-                told.set()
+                started.set()
 
         async def endless(output: Any, stdin: AsyncIterator[bytes] | None) -> int:
             await output("stdout", b"up")
@@ -112,7 +112,7 @@ def test_a_command_ends_when_its_caller_leaves_whatever_is_on_the_way(reads: boo
         lines = an_execution(hosts, 1, exchange.input())
         answering = asyncio.create_task(LinesResponse(exchange, lines)({}, arriving.get, send))
         async with asyncio.timeout(20):
-            await told.wait()
+            await started.wait()
             for _ in range(50):
                 arriving.put_nowait(body(b"more"))
             assert hosts.running == 1
@@ -124,7 +124,7 @@ def test_a_command_ends_when_its_caller_leaves_whatever_is_on_the_way(reads: boo
     asyncio.run(scenario())
 
 
-def test_a_call_that_begins_with_no_json_is_refused() -> None:
+def test_a_call_without_json_is_rejected() -> None:
     async def scenario() -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b"what?\n", "more_body": False}

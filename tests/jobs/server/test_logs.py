@@ -1,4 +1,4 @@
-"""Reading logs while they appear, host by host, attempt by attempt, however long they are."""
+"""Reading logs while they grow, by host and attempt, at any length."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ async def read(harness: ServerHarness, job: str, host: str, follow: bool = False
     return b"".join([piece async for piece in pieces])
 
 
-def test_a_host_that_has_not_written_yet_is_no_mistake_and_one_that_is_not_there_is(
+def test_an_empty_log_is_valid_and_an_unknown_host_is_not(
     tmp_path: Path,
 ) -> None:
     async def scenario(harness: ServerHarness) -> None:
@@ -44,7 +44,7 @@ def test_a_host_that_has_not_written_yet_is_no_mistake_and_one_that_is_not_there
     run_scenario(tmp_path, scenario)
 
 
-def test_following_a_host_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+def test_following_an_unknown_host_is_rejected_at_once(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         harness.cloud.given = ("WAITING_FOR_RESOURCES", None)
         job = await harness.create()
@@ -61,7 +61,7 @@ def test_following_a_host_that_is_not_there_is_refused_at_once(tmp_path: Path) -
     run_scenario(tmp_path, scenario)
 
 
-def test_after_the_end_the_logs_say_which_hosts_there_were(tmp_path: Path) -> None:
+def test_after_the_end_the_logs_define_the_hosts(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")
@@ -165,7 +165,7 @@ class Follower:
         return self.seen
 
 
-def test_following_goes_on_over_a_preemption_to_the_end_of_the_job(shelf: Shelf) -> None:
+def test_following_continues_through_a_preemption(shelf: Shelf) -> None:
     async def scenario() -> None:
         shelf.write(b"step 1\n")
         follower = Follower(shelf)
@@ -197,7 +197,7 @@ def test_following_one_attempt_ends_with_it(shelf: Shelf) -> None:
     asyncio.run(scenario())
 
 
-def test_lines_of_all_hosts_come_in_the_order_they_were_written(shelf: Shelf) -> None:
+def test_lines_of_all_hosts_are_merged_by_time(shelf: Shelf) -> None:
     for moment in range(100):
         shelf.write(b"%02d %s\n" % (moment, b"." * 60), at=100.0 + moment, host=moment % 3 % 2)
     lines = shelf.read(host="all").splitlines()
@@ -205,7 +205,7 @@ def test_lines_of_all_hosts_come_in_the_order_they_were_written(shelf: Shelf) ->
     assert {line[:8] for line in lines} == {b"[host 0]", b"[host 1]"}
 
 
-def test_hosts_that_write_while_one_follows_are_merged_line_by_line(shelf: Shelf) -> None:
+def test_followed_hosts_are_merged_line_by_line(shelf: Shelf) -> None:
     async def scenario() -> None:
         shelf.write(b"half of ", at=1.0, host=0)
         shelf.write(b"all of it\n", at=2.0, host=1)
@@ -222,7 +222,7 @@ def test_hosts_that_write_while_one_follows_are_merged_line_by_line(shelf: Shelf
     asyncio.run(scenario())
 
 
-def test_times_stand_before_each_line(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_starts_with_its_time(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     shelf.write(b"a" * 70 + b"\n", at=1_700_000_000.0)
@@ -237,9 +237,9 @@ def test_times_stand_before_each_line(shelf: Shelf, monkeypatch: pytest.MonkeyPa
 
 def test_lines_as_objects(shelf: Shelf) -> None:
     shelf.write(b"caf\xc3\xa9 \x1b[0m\nno end", at=5.0)
-    told = [json.loads(line) for line in shelf.read(json=True).splitlines()]
+    output = [json.loads(line) for line in shelf.read(json=True).splitlines()]
     known = {"attempt": 1, "host": 0, "time": 5.0}
-    assert told == [known | {"text": "café \x1b[0m"}, known | {"text": "no end"}]
+    assert output == [known | {"text": "café \x1b[0m"}, known | {"text": "no end"}]
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2, 3, 50])
@@ -259,17 +259,17 @@ def test_the_last_lines_of_a_log_longer_than_a_block(shelf: Shelf) -> None:
 def test_the_last_lines_are_the_last_over_all_hosts_and_attempts(shelf: Shelf) -> None:
     for moment in range(10):
         shelf.write(b"%d %s\n" % (moment, b"." * 60), at=float(moment + 1), host=moment % 2)
-    told = shelf.read(host="all", tail=3)
-    assert [line.split()[2] for line in told.splitlines()] == [b"7", b"8", b"9"]
+    output = shelf.read(host="all", tail=3)
+    assert [line.split()[2] for line in output.splitlines()] == [b"7", b"8", b"9"]
     shelf.attempt(2)
     shelf.write(b"new\n", attempt=2)
-    told = shelf.read(attempt="all", tail=3)
-    assert told.startswith(b"--- attempt 1\n6 ")
-    assert told.endswith(b"--- attempt 2\nnew\n")
-    assert len(told.splitlines()) == 5
+    output = shelf.read(attempt="all", tail=3)
+    assert output.startswith(b"--- attempt 1\n6 ")
+    assert output.endswith(b"--- attempt 2\nnew\n")
+    assert len(output.splitlines()) == 5
 
 
-def test_since_begins_at_a_moment_in_whichever_attempt_it_fell(shelf: Shelf) -> None:
+def test_since_starts_in_any_attempt(shelf: Shelf) -> None:
     shelf.write(b"early " + b"." * 70 + b"\n", at=100.0)
     shelf.write(b"begun ", at=200.0)
     shelf.write(b"before" + b"." * 70 + b"\n", at=300.0)
@@ -281,14 +281,14 @@ def test_since_begins_at_a_moment_in_whichever_attempt_it_fell(shelf: Shelf) -> 
     assert shelf.read(since=999.0) == b""
 
 
-def test_what_was_not_kept_is_told_where_it_is_missing(shelf: Shelf) -> None:
+def test_missing_bytes_are_reported_in_place(shelf: Shelf) -> None:
     line = b"x" * 99 + b"\n"
     shelf.write(line * 5000, limit=MIN_LIMIT)
     for wanted in ({}, {"times": True}):
-        told = shelf.read(**wanted)
-        assert len(told) < 2 * MIN_LIMIT
-        assert told.count(b"bytes are not kept: the log has reached its limit\n") == 1
-        assert told.endswith(line)
+        output = shelf.read(**wanted)
+        assert len(output) < 2 * MIN_LIMIT
+        assert output.count(b"bytes are not kept: the log has reached its limit\n") == 1
+        assert output.endswith(line)
 
 
 def memory_and_turns(shelf: Shelf, **wanted: Any) -> tuple[int, int]:
@@ -317,9 +317,7 @@ def memory_and_turns(shelf: Shelf, **wanted: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("host", ["0", "all"])
-def test_a_long_log_is_read_in_pieces_that_leave_memory_and_the_others_alone(
-    shelf: Shelf, host: str
-) -> None:
+def test_a_long_log_is_read_in_bounded_chunks(shelf: Shelf, host: str) -> None:
     line = b"loss 0.123 " * 100 + b"\n"
     for number in (0, 1):
         shelf.write(line * 8_000, host=number)
@@ -328,7 +326,7 @@ def test_a_long_log_is_read_in_pieces_that_leave_memory_and_the_others_alone(
     assert turns > 10
 
 
-def test_a_line_without_end_takes_no_endless_memory(shelf: Shelf) -> None:
+def test_an_endless_line_takes_bounded_memory(shelf: Shelf) -> None:
     for host in (0, 1):
         shelf.write(b"." * 8_000_000, host=host)
     memory, _ = memory_and_turns(shelf, host="all")
@@ -351,7 +349,7 @@ def test_beyond_the_limit_the_first_and_the_newest_attempts_are_kept(shelf: Shel
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "message"),
     [
         ({"host": "first"}, "host: 'first' is neither a number nor all"),
         ({"attempt": "0"}, "attempt: '0' is neither a number from 1 nor all"),
@@ -360,6 +358,6 @@ def test_beyond_the_limit_the_first_and_the_newest_attempts_are_kept(shelf: Shel
         ({"since": "noon"}, "since: 'noon' is not a time"),
     ],
 )
-def test_what_makes_no_sense_is_refused(query: dict[str, str], told: str) -> None:
-    with pytest.raises(RequestError, match=told):
+def test_an_invalid_query_is_rejected(query: dict[str, str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
         LogQuery.parse(query)

@@ -18,7 +18,7 @@ def dumped(**keys: Any) -> dict[str, Any]:
     return validate(BASE | keys).model_dump(mode="json")
 
 
-def test_changes_are_told_key_by_key() -> None:
+def test_changes_are_listed_by_key() -> None:
     before = dumped(retry={"failures": 3}, environment={"A": "1"})
     after = dumped(
         retry={"failures": 0},
@@ -38,13 +38,13 @@ def test_changes_are_told_key_by_key() -> None:
     assert changes(before, before) == []
 
 
-def test_a_change_far_inside_a_long_text_is_told_too() -> None:
+def test_a_change_in_a_truncated_text_is_listed() -> None:
     (line,) = changes(dumped(run="x" * 200 + "1"), dumped(run="x" * 200 + "2"))
     assert line.startswith("run: xxx")
     assert line.endswith("…, changed after the part shown")
 
 
-def test_what_set_says_is_checked_without_a_file_too() -> None:
+def test_overrides_without_a_file_are_checked() -> None:
     assert amend(dumped(), ["retry.failures=1"]).retry.failures == 1
     with pytest.raises(SpecError, match="did you mean retry"):
         amend(dumped(), ["retri.failures=1"])
@@ -58,7 +58,7 @@ async def cancelled(harness: ServerHarness, **keys: Any) -> str:
     return job
 
 
-def test_a_resume_goes_on_by_the_new_file_on_the_kept_slice(tmp_path: Path) -> None:
+def test_a_resume_uses_the_new_file_and_the_kept_slice(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await cancelled(harness, run="a", name="first")
         spec = dumped(run="b", name="second", retry={"failures": 0}, stop_grace=7)
@@ -78,7 +78,7 @@ def test_a_resume_goes_on_by_the_new_file_on_the_kept_slice(tmp_path: Path) -> N
     run_scenario(tmp_path, scenario)
 
 
-def test_a_slice_that_the_new_file_does_not_ask_for_is_released(tmp_path: Path) -> None:
+def test_a_slice_that_does_not_fit_the_new_file_is_released(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await cancelled(harness)
         (held,) = harness.cloud.held
@@ -92,7 +92,7 @@ def test_a_slice_that_the_new_file_does_not_ask_for_is_released(tmp_path: Path) 
     run_scenario(tmp_path, scenario)
 
 
-def test_another_capacity_is_refused_while_a_slice_is_kept(tmp_path: Path) -> None:
+def test_a_change_of_capacity_is_rejected_while_a_slice_is_kept(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await cancelled(harness)
         with pytest.raises(RequestError, match=f"capacity: .*drumline delete {job}"):
@@ -103,7 +103,7 @@ def test_another_capacity_is_refused_while_a_slice_is_kept(tmp_path: Path) -> No
     run_scenario(tmp_path, scenario)
 
 
-def test_a_file_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
+def test_an_invalid_file_changes_nothing(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await cancelled(harness)
         with pytest.raises(RequestError, match="accelerator"):
@@ -121,7 +121,7 @@ async def create_from(harness: ServerHarness, other: str, **keys: Any) -> str:
     return str(made["id"])
 
 
-def test_two_jobs_never_write_into_the_same_checkpoints(tmp_path: Path) -> None:
+def test_two_running_jobs_never_share_checkpoints(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         harness.cloud.buckets["lab"] = "US-CENTRAL2"
         first = await harness.create(checkpoint=CHECKPOINT)
@@ -151,7 +151,7 @@ def test_two_jobs_never_write_into_the_same_checkpoints(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-def test_a_job_without_checkpoints_is_nothing_to_begin_from(tmp_path: Path) -> None:
+def test_a_job_cannot_start_from_a_job_without_checkpoints(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await cancelled(harness)
         with pytest.raises(RequestError, match="no checkpoints to start from"):
@@ -179,13 +179,13 @@ class Remembering(Client):
         return {"text": "it goes on"}
 
 
-def test_a_job_file_that_is_gone_is_told_and_the_job_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_a_missing_job_file_is_reported_and_the_stored_one_used(tmp_path: Path) -> None:
     client = Remembering(tmp_path, origin={"file": "/gone/job.yaml", "overrides": []})
     assert "/gone/job.yaml no longer exists" in client.resume(1)["text"]
     assert "spec" not in client.asked
 
 
-def test_another_file_is_the_one_that_counts_from_then_on(tmp_path: Path) -> None:
+def test_a_new_file_is_used_for_later_resumes(tmp_path: Path) -> None:
     new = tmp_path / "new.yaml"
     new.write_text("accelerator: v4-8\nrun: other\n")
     client = Remembering(tmp_path, origin={"file": "/old.yaml", "overrides": ["run=old"]})

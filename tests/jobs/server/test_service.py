@@ -16,9 +16,7 @@ WAITS: dict[str, Callable[[ServerHarness, str], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_a_waiter_that_is_told_to_stop_just_as_there_is_news_stops(
-    tmp_path: Path, wait: str
-) -> None:
+def test_a_cancelled_wait_for_events_stops(tmp_path: Path, wait: str) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")

@@ -1,4 +1,4 @@
-"""Verbs that come together: none writes over what another one said meanwhile."""
+"""Concurrent commands: none overwrites the changes of another one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -89,7 +89,7 @@ def test_a_cancel_after_a_delete_does_not_keep_the_slice(tmp_path: Path) -> None
     run_scenario(tmp_path, scenario)
 
 
-def test_a_resume_while_the_program_is_being_cancelled_goes_on_after_it_on_the_same_slice(
+def test_a_resume_during_a_cancel_takes_effect_afterwards_on_the_same_slice(
     tmp_path: Path,
 ) -> None:
     async def scenario(harness: ServerHarness) -> None:
@@ -111,7 +111,7 @@ def test_a_resume_while_the_program_is_being_cancelled_goes_on_after_it_on_the_s
     run_scenario(tmp_path, scenario)
 
 
-def test_a_resume_of_a_job_that_is_being_cancelled_survives_the_loss_of_its_slice(
+def test_a_resume_during_a_cancel_survives_the_loss_of_the_slice(
     tmp_path: Path,
 ) -> None:
     async def scenario(harness: ServerHarness) -> None:
@@ -144,7 +144,7 @@ def test_the_last_of_cancel_resume_cancel_counts(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-def test_a_resume_of_a_job_that_is_being_deleted_is_refused(tmp_path: Path) -> None:
+def test_a_resume_during_a_delete_is_rejected(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await running(harness)
         door = slow_to_stop(harness, job)
@@ -159,7 +159,7 @@ def test_a_resume_of_a_job_that_is_being_deleted_is_refused(tmp_path: Path) -> N
     run_scenario(tmp_path, scenario)
 
 
-def test_a_delete_while_a_resume_packs_its_code_stands(tmp_path: Path) -> None:
+def test_a_delete_during_a_resume_wins(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await holding(harness)
         door = slow_to_pack(harness)
@@ -177,7 +177,7 @@ def test_a_delete_while_a_resume_packs_its_code_stands(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-def test_a_clean_while_a_resume_packs_its_code_leaves_no_ghost(tmp_path: Path) -> None:
+def test_a_clean_during_a_resume_removes_the_job(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await holding(harness)
         door = slow_to_pack(harness)
@@ -193,7 +193,7 @@ def test_a_clean_while_a_resume_packs_its_code_leaves_no_ghost(tmp_path: Path) -
     run_scenario(tmp_path, scenario)
 
 
-def test_a_resume_while_a_clean_waits_is_refused_or_the_clean_is(tmp_path: Path) -> None:
+def test_a_resume_during_a_clean_rejects_one_of_them(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await holding(harness)
         harness.running.cancel()  # no round may release the slice between the two
@@ -210,13 +210,13 @@ def test_a_resume_while_a_clean_waits_is_refused_or_the_clean_is(tmp_path: Path)
     run_scenario(tmp_path, scenario)
 
 
-def test_two_cleans_at_once_are_one_clean_and_one_sentence(tmp_path: Path) -> None:
+def test_of_two_concurrent_cleans_one_succeeds(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await running(harness)
-        said = await asyncio.gather(
+        results = await asyncio.gather(
             do(harness, job, "clean"), do(harness, job, "clean"), return_exceptions=True
         )
-        assert {type(one) for one in said} == {str, RequestError}
+        assert {type(one) for one in results} == {str, RequestError}
 
     run_scenario(tmp_path, scenario)
 
@@ -281,7 +281,7 @@ def test_a_create_that_cannot_be_written_leaves_no_secrets_behind(tmp_path: Path
     run_scenario(tmp_path, scenario)
 
 
-def test_the_clouds_answer_to_a_request_of_a_job_that_is_gone_changes_nothing(
+def test_a_late_answer_of_the_cloud_to_a_removed_job_changes_nothing(
     tmp_path: Path,
 ) -> None:
     async def scenario(harness: ServerHarness) -> None:

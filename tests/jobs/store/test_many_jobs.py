@@ -159,7 +159,7 @@ def test_a_row_that_cannot_be_read_is_set_aside_and_the_others_go_on(
     assert store.unreadable_jobs() == []
 
 
-def test_what_cannot_be_read_is_told_keeps_its_slice_and_can_be_let_go(tmp_path: Path) -> None:
+def test_an_unreadable_job_keeps_its_slice_and_can_be_deleted(tmp_path: Path) -> None:
     job = ""
 
     async def before(harness: ServerHarness) -> None:
@@ -258,7 +258,7 @@ def test_code_that_no_job_will_ask_for_goes_after_a_week(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.tar.gz", "used.tar.gz"]
 
 
-def test_code_that_is_being_packed_stays_whatever_the_clock_says_until_the_next_server(
+def test_an_archive_that_is_being_packed_is_not_removed(
     tmp_path: Path,
 ) -> None:
     draft = tmp_path / ".packing-1"

@@ -113,7 +113,7 @@ def test_list_finds_jobs_by_status_name_and_user(shell: Shell, running: str) -> 
     assert listed("--limit", "1") == {max(listed())}
     wrong = shell("list", "--status", "lost")
     assert (wrong.code, wrong.out) == (2, "")
-    assert "status: 'LOST' is none; there are QUEUED, WAITING" in wrong.err
+    assert "status: 'LOST' is not a status; use one of QUEUED, WAITING" in wrong.err
 
 
 def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:
@@ -125,7 +125,7 @@ def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:
     assert told.out.splitlines() == [f"{good} SUCCEEDED", f"{bad} FAILED"]
     late = shell("wait", good, running, "--timeout", "0.5")
     assert late.code == 124
-    assert f"still going after 0.5 s: {running}" in late.err
+    assert f"timed out after 0.5 s; still running: {running}" in late.err
 
 
 def test_show_names_what_went_wrong_and_the_next_step(shell: Shell) -> None:
@@ -254,11 +254,11 @@ def test_cancel_keeps_the_slice_and_says_so_resume_uses_it_delete_releases_it(
     shell.world.reaches(job, "RUNNING")
     name = shell.world.client.show(job)["slice"]["name"]
     dry = shell("cancel", job, "--dry-run")
-    assert "would end the program" in dry.out
+    assert "would stop the program" in dry.out
     assert shell.world.status(job) == "RUNNING"
     told = shell("cancel", job)
     assert told.code == 0
-    assert "is kept 60 min for a resume, which costs about $" in told.out
+    assert "is kept for 60 min for a resume, which costs about $" in told.out
     assert f"drumline delete {job}" in told.out
     assert shell("wait", job).code == 1
     assert not holds_nothing(shell, job)
@@ -397,7 +397,7 @@ def test_the_server_is_stopped_and_started_by_the_next_command(shell: Shell, run
     assert shell("server", "stop").code == 0
     none = shell("server", "status")
     assert none.code == 1
-    assert "no server runs" in none.out
+    assert "no server is running" in none.out
     assert shell("server", "stop").code == 0
     shell("list")
     assert shell("server", "status", "--json").json["pid"] != found["pid"]

@@ -1,7 +1,7 @@
-"""What `list` prints, and the facts that other views share: from the server's answers to lines.
+"""The output of `list` and `--dry-run`, and facts that other views share. Pure functions.
 
-Pure functions. Every text that comes from a job passes through `harmless`. Colour is added last and
-never carries meaning alone: the words are the same without it.
+All text from a job passes through `sanitize`. Colour carries no meaning of its own: the words are
+the same without it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,16 @@ from typing import Any, TypeGuard
 
 import typer
 
-from drumline.cli.rendering.table import table_lines
-from drumline.cli.rendering.text import NOTHING, count, cut, dollars, harmless, short, width
+from drumline.cli.rendering.text import (
+    DASH,
+    display_width,
+    format_dollars,
+    format_short,
+    plural,
+    sanitize,
+    table_lines,
+    truncate,
+)
 
 Job = Mapping[str, Any]
 
@@ -27,12 +35,12 @@ HEADINGS: tuple[str, ...] = (
     "PROGRESS",
     "NOTE",
 )
-_LARGEST = 2.0**63
-_NARROWEST = {"NAME": 12, "NOTE": 20}
-# Columns that a narrow terminal leaves out, the least important first; `show` has them all.
-_LEFT_OUT = ("HOST0 IP", "USER", "ZONE", "ACCELERATOR", "PROGRESS")
+_MAX_NUMBER = 2.0**63
+_MIN_WIDTHS = {"NAME": 12, "NOTE": 20}
+# Columns that a narrow terminal omits, the least important first. `show` prints all of them.
+_OPTIONAL = ("HOST0 IP", "USER", "ZONE", "ACCELERATOR", "PROGRESS")
 
-_BRIEF = {"images": "img", "tokens": "tok", "examples": "ex", "samples": "samp"}
+_ABBREVIATIONS = {"images": "img", "tokens": "tok", "examples": "ex", "samples": "samp"}
 
 COLOURS = {
     "RUNNING": "green",
@@ -49,76 +57,76 @@ COLOURS = {
 def list_lines(
     jobs: Sequence[Job], columns: int | None = None, colour: bool = False, rows: int | None = None
 ) -> list[str]:
-    """The table and its summary; cut to `columns` and `rows` where a terminal sets them."""
+    """Return the table and its summary, limited to the columns and rows of a terminal."""
     if not jobs:
-        return ["no jobs · start one: drumline create job.yaml · ended ones: drumline list --all"]
-    shown = jobs if rows is None else jobs[: max(rows - 3, 1)]
-    headings, cells = HEADINGS, [_row(job) for job in shown]
+        return ["no jobs · create one: drumline create job.yaml · ended jobs: drumline list --all"]
+    visible = jobs if rows is None else jobs[: max(rows - 3, 1)]
+    headings, cells = HEADINGS, [_row(job) for job in visible]
     if columns is not None:
         headings, cells = _fit(cells, columns)
 
     def paint(column: int, cell: str) -> str:
-        known = COLOURS.get(cell.rstrip()) if headings[column] == "STATUS" else None
-        return typer.style(cell, fg=known) if known else cell
+        colour = COLOURS.get(cell.rstrip()) if headings[column] == "STATUS" else None
+        return typer.style(cell, fg=colour) if colour else cell
 
     heading, *lines = table_lines(headings, cells, paint=paint if colour else None)
-    left_out = len(jobs) - len(shown)
-    total = summary(jobs)
+    hidden = len(jobs) - len(visible)
+    total = summary_line(jobs)
     return [
         typer.style(heading, bold=True) if colour else heading,
         *lines,
-        *([f"… and {left_out:,} more"] if left_out else []),
-        total if columns is None else cut(total, columns),
+        *([f"… and {hidden:,} more"] if hidden else []),
+        total if columns is None else truncate(total, columns),
     ]
 
 
 def _row(job: Job) -> list[str]:
     plain = (job["id"], job["user"], job["name"], job["accelerator"], job["zone"], job["host0_ip"])
     return [
-        *(NOTHING if cell is None or cell == "" else harmless(cell) for cell in plain),
-        harmless(job["status"]),
-        progress_count(job.get("progress")) or NOTHING,
-        note(job),
+        *(DASH if cell is None or cell == "" else sanitize(cell) for cell in plain),
+        sanitize(job["status"]),
+        format_progress(job.get("progress")) or DASH,
+        status_note(job),
     ]
 
 
 def _fit(rows: list[list[str]], columns: int) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Leave out columns until names and notes have room, then cut names first, then notes."""
+    """Omit columns until names and notes have room. Then truncate names first, then notes."""
     widths = {
-        heading: max(map(width, column))
+        heading: max(map(display_width, column))
         for heading, column in zip(HEADINGS, zip(HEADINGS, *rows, strict=True), strict=True)
     }
 
-    def excess(narrowest: Mapping[str, int]) -> int:
-        least = [min(size, narrowest.get(heading, size)) for heading, size in widths.items()]
-        return sum(least) + 2 * (len(widths) - 1) - columns
+    def excess(min_widths: Mapping[str, int]) -> int:
+        used = [min(size, min_widths.get(heading, size)) for heading, size in widths.items()]
+        return sum(used) + 2 * (len(widths) - 1) - columns
 
-    for heading in _LEFT_OUT:
-        if excess(_NARROWEST) <= 0:
+    for heading in _OPTIONAL:
+        if excess(_MIN_WIDTHS) <= 0:
             break
         del widths[heading]
-    for heading, narrowest in (*_NARROWEST.items(), ("NOTE", 4), ("NAME", 4)):
-        widths[heading] -= max(min(excess({}), widths[heading] - narrowest), 0)
-    kept = [(heading, HEADINGS.index(heading), size) for heading, size in widths.items()]
-    cells = [[cut(row[number], size) for _, number, size in kept] for row in rows]
-    return tuple(heading for heading, _, _ in kept), cells
+    for heading, min_width in (*_MIN_WIDTHS.items(), ("NOTE", 4), ("NAME", 4)):
+        widths[heading] -= max(min(excess({}), widths[heading] - min_width), 0)
+    visible = [(heading, HEADINGS.index(heading), size) for heading, size in widths.items()]
+    cells = [[truncate(row[number], size) for _, number, size in visible] for row in rows]
+    return tuple(heading for heading, _, _ in visible), cells
 
 
-def summary(jobs: Sequence[Job]) -> str:
-    """`2 slices held, 80 chips, about $212 an hour · 1 waiting`."""
-    held = [job for job in jobs if job.get("chips_held")]
+def summary_line(jobs: Sequence[Job]) -> str:
+    """Return a line such as `2 slices held, 80 chips, about $212 an hour · 1 waiting`."""
+    holders = [job for job in jobs if job.get("chips_held")]
     waiting = sum(job["status"] in {"QUEUED", "WAITING"} for job in jobs)
-    facts = [count(len(held), "slice") + " held"]
-    if held:
-        facts.append(count(sum(job["chips_held"] for job in held), "chip"))
-    an_hour = sum(job.get("cost_per_hour") or 0.0 for job in held)
-    if an_hour:
-        facts.append(f"about {dollars(an_hour)} an hour")
+    facts = [plural(len(holders), "slice") + " held"]
+    if holders:
+        facts.append(plural(sum(job["chips_held"] for job in holders), "chip"))
+    cost_per_hour = sum(job.get("cost_per_hour") or 0.0 for job in holders)
+    if cost_per_hour:
+        facts.append(f"about {format_dollars(cost_per_hour)} an hour")
     return ", ".join(facts) + (f" · {waiting:,} waiting" if waiting else "")
 
 
-def progress_count(progress: Mapping[str, Any] | None) -> str:
-    """`18,400/50,000`, `18,400` where the end is not known, or nothing."""
+def format_progress(progress: Mapping[str, Any] | None) -> str:
+    """Format as `18,400/50,000`, as `18,400` if the total is unknown, or as nothing."""
     step, total = (progress or {}).get("step"), (progress or {}).get("total")
     if not is_number(step):
         return ""
@@ -126,61 +134,136 @@ def progress_count(progress: Mapping[str, Any] | None) -> str:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value the program reported is a finite number within bounds."""
+    """Return True if a value that the program reported is a finite number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return -_LARGEST < value < _LARGEST  # an int may be too large for a float; nan is in no range
+    return (
+        -_MAX_NUMBER < value < _MAX_NUMBER
+    )  # an int can exceed the range of a float; comparisons with nan are False
 
 
-def rates(progress: Mapping[str, Any] | None, brief: bool = False) -> list[str]:
-    """`9.8k images/s`; `brief` abbreviates common words: `9.8k img/s`."""
+def format_rates(progress: Mapping[str, Any] | None, brief: bool = False) -> list[str]:
+    """Format rates as `9.8k images/s`, or with `brief` as `9.8k img/s`."""
     reported = progress or {}
-    found = [
+    rates = [
         (value, key.removesuffix("_per_second"))
         for key, value in reported.items()
         if key.endswith("_per_second") and is_number(value)
     ]
     if is_number(reported.get("rate")):
         item = str(reported.get("item") or "steps")
-        found.insert(0, (reported["rate"], _BRIEF.get(item, item) if brief else item))
-    return [f"{short(value)} {harmless(item)}/s" for value, item in found]
+        rates.insert(0, (reported["rate"], _ABBREVIATIONS.get(item, item) if brief else item))
+    return [f"{format_short(value)} {sanitize(item)}/s" for value, item in rates]
 
 
-def figure(value: object) -> str:
-    """`0.4123`; what is not a finite number, such as nan, as the program wrote it."""
+def format_number(value: object) -> str:
+    """Format as `0.4123`. Other values, such as nan, keep the program's spelling."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:.4g}"
-    return NOTHING if value is None else harmless(value)
+    return DASH if value is None else sanitize(value)
 
 
-def percent(fraction: object, digits: int = 1) -> str:
-    """`41.2 %`, or a dash for what is not a number."""
-    return f"{100 * fraction:.{digits}f} %" if is_number(fraction) else NOTHING
+def format_percent(fraction: object, digits: int = 1) -> str:
+    """Format as `41.2 %`, or as a dash if the value is not a number."""
+    return f"{100 * fraction:.{digits}f} %" if is_number(fraction) else DASH
 
 
-def share(progress: Mapping[str, Any] | None) -> str:
-    """`41.2 % MFU`, where the program reports it."""
+def _format_mfu(progress: Mapping[str, Any] | None) -> str:
+    """Format as `41.2 % MFU`, or as nothing if the program does not report it."""
     mfu = (progress or {}).get("mfu")
-    return f"{percent(mfu)} MFU" if is_number(mfu) else ""
+    return f"{format_percent(mfu)} MFU" if is_number(mfu) else ""
 
 
-def note(job: Job) -> str:
-    """Why a job waits or how it goes, and its preemptions and failures."""
+def status_note(job: Job) -> str:
+    """Return the note of a job: its reason, MFU, preemptions and failures."""
     running = job["status"] == "RUNNING"
-    parts = [harmless(job.get("reason") or ""), share(job.get("progress")) if running else ""]
-    return " · ".join(part for part in [*parts, *troubles(job)] if part)
+    parts = [sanitize(job.get("reason") or ""), _format_mfu(job.get("progress")) if running else ""]
+    return " · ".join(part for part in [*parts, *interruptions(job)] if part)
 
 
-def troubles(job: Job) -> list[str]:
-    """`3 preemptions`, `1 failure`, `1 bad host`: those that occurred."""
+def interruptions(job: Job) -> list[str]:
+    """Return the non-zero counts, such as `3 preemptions`, `1 failure` and `1 bad host`."""
     kinds = (("preemptions", "preemption"), ("failures", "failure"), ("bad_hosts", "bad host"))
-    return [count(job[key], noun) for key, noun in kinds if job.get(key)]
+    return [plural(job[key], noun) for key, noun in kinds if job.get(key)]
 
 
-def setbacks(job: Job) -> list[str]:
-    """Troubles and the steps they cost: `1 preemption`, `1 step run again`."""
-    again = job.get("steps_again")
-    found = troubles(job)
-    if is_number(again) and (again or found):
-        found.append(f"{count(int(again), 'step')} run again")
-    return found
+def interruptions_and_reruns(job: Job) -> list[str]:
+    """Return the interruptions and the steps that ran again because of them."""
+    steps_again = job.get("steps_again")
+    facts = interruptions(job)
+    if is_number(steps_again) and (steps_again or facts):
+        facts.append(f"{plural(int(steps_again), 'step')} run again")
+    return facts
+
+
+# --- dry runs and confirmations
+
+
+def describe_state(job: Job) -> str:
+    """Return the state, step and last checkpoint of a job as a sentence."""
+    text = f"{_name(job)} is {job['status']}"
+    step = format_progress(_step_only(job))
+    if step:
+        text += f" at step {step}"
+    checkpoint = format_progress({"step": (job.get("progress") or {}).get("checkpoint")})
+    if checkpoint:
+        text += f"; its last checkpoint is step {checkpoint}"
+    elif step and job["status"] not in ENDED and not (job.get("spec") or {}).get("checkpoint"):
+        text += "; it has no checkpoint"
+    return text
+
+
+def describe_effect(verb: str, job: Job) -> str:
+    """Return the effect of a verb on a job as a sentence."""
+    effects = [] if job["status"] in ENDED else ["stops it"]
+    if job.get("chips_held"):
+        effects.append(f"releases {_chips(job)}")
+    if verb == "clean":
+        effects.append("removes its logs and its record")
+    return f"this {_join(effects)}." if effects else "it has ended and holds no slice."
+
+
+def describe_plan(verb: str, job: Job) -> str:
+    """Return the dry run of a verb as one line."""
+    name, ended = _name(job), job["status"] in ENDED
+    holds_slice = bool(job.get("chips_held"))
+    step = format_progress(_step_only(job))
+    state = f"{name} ({job['status']}{f' at step {step}' if step else ''})"
+    if verb == "resume":
+        if not ended:
+            return f"would change nothing: {name} is {job['status']}"
+        slice_text = f"on its {_chips(job)}" if holds_slice else f"on a new {job['accelerator']}"
+        return f"would restart {state} {slice_text}"
+    if verb == "cancel":
+        if ended:
+            return f"would change nothing: {name} is {job['status']}"
+        if not holds_slice:
+            return f"would stop {state}; it holds no slice"
+        price = (
+            f", about {format_dollars(job['cost_per_hour'])} an hour"
+            if job.get("cost_per_hour")
+            else ""
+        )
+        return f"would stop the program of {state} and keep {_chips(job)}{price}"
+    effects = [] if ended else [f"stop {state}"]
+    if holds_slice:
+        effects.append(f"release {_chips(job)}")
+    if verb == "clean":
+        effects.append(f"remove the logs and the record of {name}")
+    return f"would {_join(effects)}" if effects else f"would change nothing: {state} holds no slice"
+
+
+def _name(job: Job) -> str:
+    return f"{job['id']} {sanitize(job['name'])}"
+
+
+def _step_only(job: Job) -> dict[str, object]:
+    return {"step": (job.get("progress") or {}).get("step")}
+
+
+def _chips(job: Job) -> str:
+    return f"{plural(job['chips_held'], 'chip')} in {sanitize(job['zone'] or 'the cloud')}"
+
+
+def _join(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

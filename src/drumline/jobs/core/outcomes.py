@@ -343,9 +343,9 @@ def _release_all_held_back(decision: Decision, reason: str) -> Decision:
     if not job.parked:
         return decision
     effects = tuple(
-        Effect(EffectKind.RELEASE, placement, f"parked; {reason}") for placement in job.parked
+        Effect(EffectKind.RELEASE, placement, f"held back; {reason}") for placement in job.parked
     )
-    slices = "1 parked slice" if len(job.parked) == 1 else f"{len(job.parked)} parked slices"
+    slices = "1 held-back slice" if len(job.parked) == 1 else f"{len(job.parked)} held-back slices"
     event = Event("released", f"{slices} released: {reason}")
     return replace(
         decision,

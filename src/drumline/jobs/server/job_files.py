@@ -87,7 +87,7 @@ class JobFiles:
         warnings = [] if config.local else quota_warnings(choices, spec.capacity, config.quota)
         return [*warnings, bundled.warning] if bundled.warning else warnings
 
-    async def companion(self, spec: "JobSpec") -> BundledPackage:
+    async def choose_package(self, spec: "JobSpec") -> BundledPackage:
         """Decide if the Drumline package is sent to the hosts with the code."""
         scripts, python = (spec.run, spec.setup or ""), spec.python.model_dump()
         local = self._config.local

@@ -156,7 +156,7 @@ class JobService:
         missing = set(spec.secrets) - set(secrets)
         if missing:
             raise RequestError(f"secrets: {min(missing)} is not set in your environment")
-        bundled = await self.files.companion(spec)
+        bundled = await self.files.choose_package(spec)
         archive = await self.files.pack(spec, bundled)
         stored = spec.model_dump(mode="json")
         stored |= {"archive": archive, "origin": job_origin or None}
@@ -223,7 +223,7 @@ class JobService:
             folder = origin["checkpoint"]
             start_lines = [f"would start from the checkpoints of {origin['from']} in {folder}"]
         spec, choices = await self.files.check(raw)
-        bundled = await self.files.companion(spec)
+        bundled = await self.files.choose_package(spec)
         archive = await self.files.measure(spec, bundled)
         warnings = [f"! {warning}" for warning in self.files.warnings(spec, choices, bundled)]
         left_out = left_out_fields(archive)
@@ -324,7 +324,7 @@ class JobService:
         changed = [] if adopted else changes(before, after)
         if not adopted:
             self._require_same_capacity(requested, before, after)
-        archive = await self.files.pack(spec, await self.files.companion(spec))
+        archive = await self.files.pack(spec, await self.files.choose_package(spec))
         owner: str | None = self.store.owner
         if after["checkpoint"] == before.get("checkpoint"):
             owner = record.spec.checkpoint_owner

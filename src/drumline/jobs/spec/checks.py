@@ -62,50 +62,50 @@ class InvalidValue(UserError):
 # --- generic values ---------------------------------------------------------------------------
 
 
-def quoted(value: object) -> str:
+def quoted(raw: object) -> str:
     """Return a value as a message quotes it: on one line and shortened."""
-    if isinstance(value, Scalar):
-        return value.text if len(value.text) <= 60 else value.text[:59] + "…"
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)[:60]
-    if value is None:
+    if isinstance(raw, Scalar):
+        return raw.text if len(raw.text) <= 60 else raw.text[:59] + "…"
+    if isinstance(raw, bool | int | float):
+        return json.dumps(raw)[:60]
+    if raw is None:
         return "nothing"
-    if isinstance(value, list | tuple):
+    if isinstance(raw, list | tuple):
         return "a list"
-    if isinstance(value, Mapping):
+    if isinstance(raw, Mapping):
         return "a map"
-    text = str(value)
+    text = str(raw)
     return repr(text if len(text) <= 60 else text[:59] + "…")
 
 
-def unwrap(value: object) -> Any:
+def unwrap(raw: object) -> Any:
     """Return the value of a Scalar, and any other value unchanged."""
-    return value.value if isinstance(value, Scalar) else value
+    return raw.value if isinstance(raw, Scalar) else raw
 
 
-def text(value: object) -> str:
+def text(raw: object) -> str:
     """Return text that is not blank. The errors explain how to quote text in YAML."""
-    if isinstance(value, str):
-        if not value.strip():
+    if isinstance(raw, str):
+        if not raw.strip():
             raise InvalidValue("is empty")
-        if "\0" in value:
+        if "\0" in raw:
             raise InvalidValue("contains a character that is not valid in text")
-        return value
-    written = quoted(value)
-    if isinstance(unwrap(value), bool):
-        spelled = json.dumps(unwrap(value))
+        return raw
+    written = quoted(raw)
+    if isinstance(unwrap(raw), bool):
+        spelled = json.dumps(unwrap(raw))
         meaning = "a boolean" if written == spelled else spelled
         raise InvalidValue(f"YAML reads {written} as {meaning}; put it in quotes: '{written}'")
-    if isinstance(unwrap(value), int | float):
+    if isinstance(unwrap(raw), int | float):
         raise InvalidValue(f"{written} is a number, not text; put it in quotes: '{written}'")
-    if value is None:
+    if raw is None:
         raise InvalidValue("has no value; write one after the colon")
-    raise InvalidValue(f"is {quoted(value)}; expected text")
+    raise InvalidValue(f"is {quoted(raw)}; expected text")
 
 
-def line_of_text(value: object) -> str:
+def line_of_text(raw: object) -> str:
     """Return printable text on one line."""
-    line = text(value)
+    line = text(raw)
     if not line.isprintable():
         raise InvalidValue(f"{quoted(line)} contains a line break or an unprintable character")
     if len(line) > 200:
@@ -113,37 +113,35 @@ def line_of_text(value: object) -> str:
     return line
 
 
-def script(value: object) -> str:
+def script(raw: object) -> str:
     """Return shell commands."""
-    if isinstance(value, list | tuple):
+    if isinstance(raw, list | tuple):
         raise InvalidValue("is a list; write the commands line by line below a |")
-    return text(value)
+    return text(raw)
 
 
-def choice(
-    value: object, allowed: tuple[str, ...], aliases: Mapping[str, str] | None = None
-) -> str:
+def choice(raw: object, allowed: tuple[str, ...], aliases: Mapping[str, str] | None = None) -> str:
     """Return one of the allowed words. `aliases` are other spellings, suggested in the error."""
-    if value in allowed:
-        return str(value)
-    word = text(value) if value is None or isinstance(value, str) else ""
+    if raw in allowed:
+        return str(raw)
+    word = text(raw) if raw is None or isinstance(raw, str) else ""
     near = (aliases or {}).get(word) or next(iter(nearest(word[:60], allowed, 1)), None)
     suggestion = f"; did you mean {near}?" if near else ""
-    raise InvalidValue(f"{quoted(value)} is not one of {', '.join(allowed)}{suggestion}")
+    raise InvalidValue(f"{quoted(raw)} is not one of {', '.join(allowed)}{suggestion}")
 
 
-def boolean(value: object) -> bool:
+def boolean(raw: object) -> bool:
     """Return a boolean."""
-    if isinstance(flag := unwrap(value), bool):
+    if isinstance(flag := unwrap(raw), bool):
         return flag
-    raise InvalidValue(f"is {quoted(value)}; expected true or false")
+    raise InvalidValue(f"is {quoted(raw)}; expected true or false")
 
 
-def as_list(value: object) -> list[object]:
+def as_list(raw: object) -> list[object]:
     """Return a non-empty list. A single value becomes a list of one."""
-    if isinstance(value, Mapping):
+    if isinstance(raw, Mapping):
         raise InvalidValue("is a map; expected one name or a list")
-    items = list(value) if isinstance(value, list | tuple) else [value]
+    items = list(raw) if isinstance(raw, list | tuple) else [raw]
     if not items:
         raise InvalidValue("is an empty list")
     return items
@@ -153,9 +151,9 @@ def check_all(values: Iterable[tuple[str | int, In]], check: Callable[[In], Out]
     """Check every value and return the results. Raise the errors of all values together."""
     checked: list[Out] = []
     errors: list[tuple[KeyPath, str]] = []
-    for key, value in values:
+    for key, raw in values:
         try:
-            checked.append(check(value))
+            checked.append(check(raw))
         except InvalidValue as error:
             errors += [((key, *path), message) for path, message in error.errors]
     if errors:
@@ -176,38 +174,38 @@ def unique(values: list[Out]) -> tuple[Out, ...]:
     return tuple(values)
 
 
-def map_of(value: object, example: str) -> dict[str, object]:
+def map_of(raw: object, example: str) -> dict[str, object]:
     """Return a map with text keys. None is an empty map."""
-    if value is None:
+    if raw is None:
         return {}
-    if not isinstance(value, Mapping):
-        kind = "a list" if isinstance(value, list | tuple) else quoted(value)
+    if not isinstance(raw, Mapping):
+        kind = "a list" if isinstance(raw, list | tuple) else quoted(raw)
         raise InvalidValue(f"is {kind}; expected a map, like {example}")
-    return {str(key): item for key, item in value.items()}
+    return {str(key): item for key, item in raw.items()}
 
 
-def _integer(value: object) -> int | None:
+def _integer(raw: object) -> int | None:
     """Return an integer, or None if the value is anything else."""
-    number = unwrap(value)
+    number = unwrap(raw)
     return None if isinstance(number, bool) or not isinstance(number, int) else number
 
 
-def _parse_seconds(value: object, expected: str) -> float:
-    seconds = unwrap(value)
+def _parse_seconds(raw: object, expected: str) -> float:
+    seconds = unwrap(raw)
     if isinstance(seconds, str) and (match := _DURATION.fullmatch(seconds.strip()[:40])):
         seconds = float(match["number"]) * _UNITS[match["unit"]]
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not math.isfinite(seconds):
-        raise InvalidValue(f"is {quoted(value)}; expected {expected}")
+        raise InvalidValue(f"is {quoted(raw)}; expected {expected}")
     return float(seconds)
 
 
 # --- the keys of a job file -------------------------------------------------------------------
 
 
-def variable(value: object) -> str:
+def variable(raw: object) -> str:
     """Return the name of an environment variable that the user may set."""
-    name = text(value)
+    name = text(raw)
     if not _VARIABLE.fullmatch(name):
         raise InvalidValue(
             f"{quoted(name)} is not a variable name; "
@@ -218,9 +216,9 @@ def variable(value: object) -> str:
     return name
 
 
-def environment(value: object) -> dict[str, str]:
+def environment(raw: object) -> dict[str, str]:
     """Return the program's variables. Numbers and booleans keep the spelling of the file."""
-    variables = map_of(value, "LEARNING_RATE: 3e-4")
+    variables = map_of(raw, "LEARNING_RATE: 3e-4")
 
     def pair(item: tuple[str, object]) -> tuple[str, str]:
         return variable(item[0]), _variable_text(item[1])
@@ -228,110 +226,110 @@ def environment(value: object) -> dict[str, str]:
     return dict(check_all(((name, (name, item)) for name, item in variables.items()), pair))
 
 
-def _variable_text(value: object) -> str:
-    if isinstance(value, Scalar):
-        return value.text
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)
-    if value is None:
+def _variable_text(raw: object) -> str:
+    if isinstance(raw, Scalar):
+        return raw.text
+    if isinstance(raw, bool | int | float):
+        return json.dumps(raw)
+    if raw is None:
         raise InvalidValue("has no value; write '' for an empty one")
-    if not isinstance(value, str):
-        raise InvalidValue(f"is {quoted(value)}; expected text")
-    if "\0" in value:
+    if not isinstance(raw, str):
+        raise InvalidValue(f"is {quoted(raw)}; expected text")
+    if "\0" in raw:
         raise InvalidValue("contains a character that is not valid in text")
-    return value
+    return raw
 
 
-def secrets(value: object) -> tuple[str, ...]:
+def secrets(raw: object) -> tuple[str, ...]:
     """Return names of variables, without their values."""
-    if value is None or value in ([], ()):
+    if raw is None or raw in ([], ()):
         return ()
-    if isinstance(value, Mapping):
+    if isinstance(raw, Mapping):
         raise InvalidValue("is a map; list only the names, values come from your environment")
-    return unique(check_all(enumerate(as_list(value)), _secret))
+    return unique(check_all(enumerate(as_list(raw)), _secret))
 
 
-def _secret(value: object) -> str:
-    if isinstance(value, str) and "=" in value:
-        name = value.partition("=")[0]
+def _secret(raw: object) -> str:
+    if isinstance(raw, str) and "=" in raw:
+        name = raw.partition("=")[0]
         raise InvalidValue(
             f"contains a value; write only the name {quoted(name)}, "
             "the value comes from your environment"
         )
-    return variable(value)
+    return variable(raw)
 
 
-def hosts(value: object) -> str | tuple[int, ...]:
+def hosts(raw: object) -> str | tuple[int, ...]:
     """Return `all`, or sorted host indices."""
-    if value == "all":
+    if raw == "all":
         return "all"
-    index = _integer(value)
+    index = _integer(raw)
     if index is not None:
         raise InvalidValue(f"{index} could be a host or a number of hosts; write a list: [{index}]")
-    if not isinstance(value, list | tuple):
-        raise InvalidValue(f"is {quoted(value)}; expected all, or a list of hosts like [0, 1]")
-    return tuple(sorted(unique(check_all(enumerate(as_list(value)), _host))))
+    if not isinstance(raw, list | tuple):
+        raise InvalidValue(f"is {quoted(raw)}; expected all, or a list of hosts like [0, 1]")
+    return tuple(sorted(unique(check_all(enumerate(as_list(raw)), _host))))
 
 
-def _host(value: object) -> int:
-    index = _integer(value)
+def _host(raw: object) -> int:
+    index = _integer(raw)
     if index is None or index < 0:
-        raise InvalidValue(f"{quoted(value)} is not a host; hosts are numbered from 0")
+        raise InvalidValue(f"{quoted(raw)} is not a host; hosts are numbered from 0")
     return index
 
 
-def allowance(value: object) -> int | str:
+def allowance(raw: object) -> int | str:
     """Return the number of times that something may happen, or `unlimited`."""
-    if unwrap(value) == UNLIMITED:
+    if unwrap(raw) == UNLIMITED:
         return UNLIMITED
-    number = _integer(value)
+    number = _integer(raw)
     if number is None or not 0 <= number <= 10**9:
-        raise InvalidValue(f"is {quoted(value)}; expected a whole number from 0, or {UNLIMITED}")
+        raise InvalidValue(f"is {quoted(raw)}; expected a whole number from 0, or {UNLIMITED}")
     return number
 
 
-def burnin(value: object) -> str:
+def burnin(raw: object) -> str:
     """Return the kind of burn-in. YAML reads `off` as a boolean."""
-    return "off" if unwrap(value) is False else choice(value, BURN_INS)
+    return "off" if unwrap(raw) is False else choice(raw, BURN_INS)
 
 
-def parking(value: object) -> int:
+def parking(raw: object) -> int:
     """Return the maximum number of slices to hold back."""
-    number = _integer(value)
+    number = _integer(raw)
     if number is None or not 0 <= number <= MAX_HELD_BACK:
-        raise InvalidValue(f"is {quoted(value)}; expected a whole number from 0 to {MAX_HELD_BACK}")
+        raise InvalidValue(f"is {quoted(raw)}; expected a whole number from 0 to {MAX_HELD_BACK}")
     return number
 
 
-def grace(value: object) -> float:
+def grace(raw: object) -> float:
     """Return a duration such as `30`, `30s` or `2m` in seconds, at most an hour."""
-    seconds = _parse_seconds(value, "seconds, like 30, or 30s, 2m")
+    seconds = _parse_seconds(raw, "seconds, like 30, or 30s, 2m")
     if not 0 <= seconds <= _MAX_GRACE_SECONDS:
-        raise InvalidValue(f"is {quoted(value)}; expected 0 s to 1 h")
+        raise InvalidValue(f"is {quoted(raw)}; expected 0 s to 1 h")
     return seconds
 
 
-def stuck_after(value: object) -> float | str:
+def stuck_after(raw: object) -> float | str:
     """Return a timeout such as `30m` or `2h` in seconds, or `never`."""
-    if value == NEVER:
+    if raw == NEVER:
         return NEVER
-    seconds = _parse_seconds(value, f"a duration, like 30m, 2h, or {NEVER}")
+    seconds = _parse_seconds(raw, f"a duration, like 30m, 2h, or {NEVER}")
     if not 1 <= seconds <= _MAX_SECONDS:
-        raise InvalidValue(f"is {quoted(value)}; expected 1 s to 7 days, or {NEVER}")
+        raise InvalidValue(f"is {quoted(raw)}; expected 1 s to 7 days, or {NEVER}")
     return seconds
 
 
-def keep(value: object) -> float:
+def keep(raw: object) -> float:
     """Return a duration such as `0`, `30m` or `2h` in seconds, at most seven days."""
-    seconds = _parse_seconds(value, "a duration, like 30m, 2h, or 0")
+    seconds = _parse_seconds(raw, "a duration, like 30m, 2h, or 0")
     if not 0 <= seconds <= _MAX_SECONDS:
-        raise InvalidValue(f"is {quoted(value)}; expected 0 s to 7 days")
+        raise InvalidValue(f"is {quoted(raw)}; expected 0 s to 7 days")
     return seconds
 
 
-def progress(value: object) -> str:
+def progress(raw: object) -> str:
     """Return a regular expression with a group for the step."""
-    pattern = text(value)
+    pattern = text(raw)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -350,9 +348,9 @@ def progress(value: object) -> str:
     return pattern
 
 
-def project(value: object) -> str:
+def project(raw: object) -> str:
     """Return a Google Cloud project id."""
-    project_id = text(value).strip()
+    project_id = text(raw).strip()
     if not _PROJECT.fullmatch(project_id):
         raise InvalidValue(
             f"{quoted(project_id)} is not a project id; "
@@ -361,31 +359,31 @@ def project(value: object) -> str:
     return project_id
 
 
-def version(value: object) -> str:
+def version(raw: object) -> str:
     """Return a Python version with the spelling of the file: 3.10 is not 3.1."""
-    written = value.text if isinstance(value, Scalar) else value
+    written = raw.text if isinstance(raw, Scalar) else raw
     if not isinstance(written, str) or not _VERSION.fullmatch(written):
-        raise InvalidValue(f"is {quoted(value)}; expected a version of Python, like 3.12")
+        raise InvalidValue(f"is {quoted(raw)}; expected a version of Python, like 3.12")
     return written
 
 
-def image(value: object) -> str:
+def image(raw: object) -> str:
     """Return the name of a container image."""
-    name = text(value).strip()
+    name = text(raw).strip()
     if not _IMAGE.fullmatch(name) or len(name) > 400:
         raise InvalidValue(f"{quoted(name)} is not an image name; example: python:3.12-slim")
     return name
 
 
-def include(value: object) -> tuple[str, ...]:
+def include(raw: object) -> tuple[str, ...]:
     """Return the files to send although they look secret: paths in workdir, or patterns."""
-    if value is None or value in ([], ()):
+    if raw is None or raw in ([], ()):
         return ()
-    return unique(check_all(enumerate(as_list(value)), _include_entry))
+    return unique(check_all(enumerate(as_list(raw)), _include_entry))
 
 
-def _include_entry(value: object) -> str:
-    name = text(value)
+def _include_entry(raw: object) -> str:
+    name = text(raw)
     if "\n" in name or "\r" in name:
         raise InvalidValue(f"{quoted(name)} contains a line break; write one file per entry")
     if not set("*?[\\") & set(name):
@@ -405,11 +403,11 @@ def _include_entry(value: object) -> str:
     return name if set("*?[") & set(name) else name.rstrip("/")
 
 
-def requirements(value: object) -> str | tuple[str, ...]:
+def requirements(raw: object) -> str | tuple[str, ...]:
     """Return a file in workdir, or a list of packages to install."""
-    if isinstance(value, list | tuple):
-        return tuple(check_all(enumerate(as_list(value)), line_of_text))
-    name = line_of_text(value)
+    if isinstance(raw, list | tuple):
+        return tuple(check_all(enumerate(as_list(raw)), line_of_text))
+    name = line_of_text(raw)
     if name.startswith(("/", "~", "-")) or ".." in name.split("/"):
         raise InvalidValue(
             f"{quoted(name)} is not inside workdir; name a file there, or list the packages"
@@ -425,9 +423,9 @@ def bucket_of(url: str) -> str:
     return url.removeprefix(GCS_SCHEME).partition("/")[0]
 
 
-def storage_url(value: object) -> str:
+def storage_url(raw: object) -> str:
     """Return `gs://bucket/prefix` without a trailing slash."""
-    url = text(value).strip()
+    url = text(raw).strip()
     if not url.startswith(GCS_SCHEME):
         raise InvalidValue(f"{quoted(url)} is not a bucket; write gs://bucket/folder")
     bucket, _, prefix = url.removeprefix(GCS_SCHEME).partition("/")
@@ -460,9 +458,9 @@ def _bucket_name_error(bucket: str) -> str | None:
     return None
 
 
-def folder(value: object) -> str:
+def folder(raw: object) -> str:
     """Return a folder on a host, absolute or below the home folder, without a trailing slash."""
-    path = text(value)
+    path = text(raw)
     if not path.startswith(("/", "~/")):
         raise InvalidValue(f"{quoted(path)} is neither absolute nor below ~/")
     if not path.isprintable():
@@ -475,9 +473,9 @@ def folder(value: object) -> str:
     return normalized
 
 
-def mounts(value: object) -> dict[str, str]:
+def mounts(raw: object) -> dict[str, str]:
     """Return folders on the hosts, each with the bucket that is mounted there."""
-    entries = map_of(value, "/data: gs://lab-data")
+    entries = map_of(raw, "/data: gs://lab-data")
     if len(entries) > _MAX_MOUNTS:
         raise InvalidValue(f"has {len(entries):,} mounts; the maximum is {_MAX_MOUNTS}")
 
@@ -508,7 +506,7 @@ def mount_of(path: str, mounts: Mapping[str, str]) -> str | None:
     return next((mount for mount in mounts if is_below(path, mount)), None)
 
 
-def checkpoint(value: object) -> str:
+def checkpoint(raw: object) -> str:
     """Return a folder, or a location in a bucket."""
-    location = text(value).strip()
+    location = text(raw).strip()
     return storage_url(location) if "://" in location else folder(location)

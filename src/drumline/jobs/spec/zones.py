@@ -36,15 +36,15 @@ _GB_PER_TB = 1000
 # --- checks -----------------------------------------------------------------------------------
 
 
-def accelerators(value: object) -> tuple[str, ...]:
+def accelerators(raw: object) -> tuple[str, ...]:
     """Return slices in order of preference, under the names that the Cloud TPU API takes."""
-    return unique(check_all(enumerate(as_list(value)), _accelerator))
+    return unique(check_all(enumerate(as_list(raw)), _accelerator))
 
 
-def _accelerator(value: object) -> str:
-    if isinstance(unwrap(value), int | float):
-        raise InvalidValue(f"{quoted(value)} is not a slice; example: v4-8")
-    name = text(value)
+def _accelerator(raw: object) -> str:
+    if isinstance(unwrap(raw), int | float):
+        raise InvalidValue(f"{quoted(raw)} is not a slice; example: v4-8")
+    name = text(raw)
     if len(name) > 60 or not name.isprintable():
         raise InvalidValue(f"{quoted(name)} is not a slice; examples: v4-8, v5litepod-16")
     try:
@@ -58,20 +58,20 @@ def _accelerator(value: object) -> str:
     return tpu_slice.name
 
 
-def zones(value: object, accelerators: Sequence[str] | None) -> str | tuple[str, ...]:
+def zones(raw: object, accelerators: Sequence[str] | None) -> str | tuple[str, ...]:
     """Return `any`, or zones in order of preference, each with one of the accelerators.
 
     If the accelerators themselves are invalid (None), only the names of the zones are checked.
     """
-    if isinstance(value, str) and value.strip() == ANY:
+    if isinstance(raw, str) and raw.strip() == ANY:
         return ANY
-    return unique(check_all(enumerate(as_list(value)), lambda item: _zone(item, accelerators)))
+    return unique(check_all(enumerate(as_list(raw)), lambda item: _zone(item, accelerators)))
 
 
-def _zone(value: object, accelerators: Sequence[str] | None) -> str:
-    if isinstance(unwrap(value), int | float):
-        raise InvalidValue(f"{quoted(value)} is not a zone; example: us-central2-b")
-    written = text(value)
+def _zone(raw: object, accelerators: Sequence[str] | None) -> str:
+    if isinstance(unwrap(raw), int | float):
+        raise InvalidValue(f"{quoted(raw)} is not a zone; example: us-central2-b")
+    written = text(raw)
     zone = written.strip().casefold()
     if zone == ANY:
         raise InvalidValue("any cannot be combined with zones; write zones: any")

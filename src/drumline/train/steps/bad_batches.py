@@ -50,7 +50,7 @@ class BadBatches:
 
     def log_skipped(self, nonfinite: DispatchedStep) -> None:
         """Log a bad batch that the run has skipped without an investigation."""
-        self._log(f"step {nonfinite.step}: not a number from {self.batch_name(nonfinite)}")
+        self._log(f"step {nonfinite.step}: non-finite value from {self.batch_name(nonfinite)}")
 
     def investigate(self, nonfinite: DispatchedStep, groups: tuple[str, ...], state: State) -> None:
         """Find the source of a non-finite value and log it.
@@ -108,7 +108,7 @@ class NonFiniteSource:
         host = "on no single host" if self.host is None else f"on host {self.host} of {self.hosts}"
         group = f"in parameter group {self.groups[0]}" if self.groups else "in the loss alone"
         more = f" and {len(self.groups) - 1} more" if len(self.groups) > 1 else ""
-        return f"step {step}: not a number from {batch}, first {host}, {group}{more}"
+        return f"step {step}: non-finite value from {batch}, first {host}, {group}{more}"
 
 
 IsFinite = Callable[[Params, Batch, jax.Array, np.ndarray], jax.Array]

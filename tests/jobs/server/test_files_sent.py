@@ -1,4 +1,4 @@
-"""What create, its dry run and resume say of the code: what is left out, and what is refused."""
+"""The files that create, its dry run and resume leave out or reject."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def spec_for(folder: Path, **keys: Any) -> dict[str, Any]:
     } | keys  # fmt: skip
 
 
-def test_create_and_its_dry_run_list_what_is_left_out(tmp_path: Path, folder: Path) -> None:
+def test_create_and_its_dry_run_list_the_files_left_out(tmp_path: Path, folder: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         planned = await harness.service.plan(spec_for(folder))
         assert LINE in planned["lines"]
@@ -52,7 +52,7 @@ def test_create_and_its_dry_run_list_what_is_left_out(tmp_path: Path, folder: Pa
 
 
 @pytest.mark.parametrize("by", ["environment", "users"])
-def test_the_home_folder_is_refused_on_every_way(
+def test_the_home_folder_is_rejected_everywhere(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     if by == "environment":
@@ -86,7 +86,7 @@ def test_the_home_folder_is_refused_on_every_way(
     run_scenario(tmp_path / "home", scenario)
 
 
-def test_a_job_file_in_the_home_folder_is_refused_before_the_server_is_asked(
+def test_a_job_file_in_the_home_folder_is_rejected_by_the_client(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))
@@ -110,7 +110,7 @@ def test_a_job_file_in_the_home_folder_is_refused_before_the_server_is_asked(
         ("[a, a]", "include: a is listed twice"),
     ],
 )
-def test_an_include_that_names_nothing_is_an_error_with_its_line(
+def test_an_include_without_matches_is_an_error_with_its_line(
     folder: Path, written: str, sentence: str
 ) -> None:
     path = folder / "job.yaml"
@@ -121,7 +121,7 @@ def test_an_include_that_names_nothing_is_an_error_with_its_line(
     assert "job.yaml:3" in str(caught.value)
 
 
-def test_requirements_that_would_not_be_sent_are_refused(tmp_path: Path, folder: Path) -> None:
+def test_requirements_that_would_not_be_sent_are_rejected(tmp_path: Path, folder: Path) -> None:
     (folder / "requirements.txt").write_text("jax")
     (folder / "requirements.txt").chmod(0o600)
 

@@ -1,4 +1,4 @@
-"""Drumline on the hosts, as `create --dry-run` tells of it and as the hosts are told to find it."""
+"""The bundled Drumline package, in the dry run and on the hosts."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from drumline.jobs.spec import SpecError, parse
 from tests.jobs.fakes import ServerHarness, run_scenario
 
 
-def test_the_plan_says_whether_the_hosts_have_drumline(tmp_path: Path) -> None:
+def test_the_dry_run_shows_the_bundled_package(tmp_path: Path) -> None:
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "train.py").write_text("from drumline.train import fit\n")
@@ -32,7 +32,7 @@ def test_the_plan_says_whether_the_hosts_have_drumline(tmp_path: Path) -> None:
     run_scenario(tmp_path / "home", scenario)
 
 
-def test_the_hosts_are_told_where_to_find_it(tmp_path: Path) -> None:
+def test_the_program_finds_the_bundled_package(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create("python -m drumline.train x.py", python={"kind": "uv"})
         await harness.reaches(job, "RUNNING")
@@ -48,7 +48,7 @@ def test_the_hosts_are_told_where_to_find_it(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-def test_the_key_takes_three_words(tmp_path: Path) -> None:
+def test_the_key_takes_three_values(tmp_path: Path) -> None:
     job = "accelerator: v4-8\nrun: x\npython: {kind: uv, drumline: %s}\n"
     for word, kept in (("true", True), ("false", False), ("auto", "auto")):
         assert parse(job % word, source="job.yaml", folder=tmp_path).python.drumline == kept

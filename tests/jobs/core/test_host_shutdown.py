@@ -33,7 +33,7 @@ def test_a_sigterm_that_we_did_not_send_counts_as_no_failure_on_a_slice_that_sta
     assert "SIGTERM" in scenario.event_texts[-1]
 
 
-def test_a_host_that_says_it_goes_down_is_not_started_on_again() -> None:
+def test_no_program_starts_on_a_host_that_shuts_down() -> None:
     scenario = Scenario().runs()
     for index in (0, 1):
         scenario.host(index, HostPhase.EXITED, exit_code=143, error="", shutdown_reason="preempted")

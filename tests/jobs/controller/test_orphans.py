@@ -83,7 +83,7 @@ def test_a_job_of_the_new_database_does_not_take_a_slice_of_the_lost_one_for_its
     second_life(tmp_path, cloud, scenario)
 
 
-def test_an_adopted_slice_is_held_by_a_job_and_goes_on_with_a_file(tmp_path: Path) -> None:
+def test_an_adopted_orphan_belongs_to_a_job_and_runs_its_file(tmp_path: Path) -> None:
     cloud = first_life(tmp_path)
     (name,) = cloud[1]
     lose_database(tmp_path)
@@ -153,7 +153,7 @@ def test_what_this_database_forgot_is_still_released_of_itself(tmp_path: Path) -
     run_scenario(tmp_path, scenario)
 
 
-def test_a_slice_that_is_no_stray_is_named_in_a_sentence(tmp_path: Path) -> None:
+def test_a_slice_that_is_not_an_orphan_is_an_error(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         with pytest.raises(RequestError, match="dl-other is not an orphan slice"):
             await harness.service.orphans.apply("release", ["dl-other"], "lab")
@@ -161,7 +161,7 @@ def test_a_slice_that_is_no_stray_is_named_in_a_sentence(tmp_path: Path) -> None
     run_scenario(tmp_path, scenario)
 
 
-def test_zones_that_could_not_be_looked_at_are_told(tmp_path: Path) -> None:
+def test_zones_that_could_not_be_polled_are_listed(tmp_path: Path) -> None:
     cloud = first_life(tmp_path)
     lose_database(tmp_path)
 

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 
-def run_alone(*words: str, **files: Any) -> tuple[int, str]:
+def run_subprocess(*words: str, **files: Any) -> tuple[int, str]:
     """Exit code and stderr of the command line in a process of its own."""
     command = [sys.executable, "-c", "from drumline.cli import main; main()", *words]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, **files)

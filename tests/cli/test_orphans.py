@@ -23,10 +23,10 @@ def left(server: Any) -> Any:
 
 
 def posted(server: Any) -> list[str]:
-    return [path for method, path, _ in server.asked if method == "POST"]
+    return [path for method, path, _ in server.requests if method == "POST"]
 
 
-def test_what_is_left_is_listed_with_the_next_step(
+def test_orphans_are_listed_with_the_next_commands(
     left: Any, drumline: Run, capsys: Printed
 ) -> None:
     assert drumline("server", "strays") == 0
@@ -34,11 +34,11 @@ def test_what_is_left_is_listed_with_the_next_step(
     assert lines[0].split()[:4] == ["dl-1f0c9a3e-000004-2", "v4-128", "in", "us-central2-b,"]
     assert "job 000004 of database 1f0c9a3e" in lines[0]
     assert "drumline server strays --release" in lines[1]
-    assert lines[2] == "! us-east1-d not seen: no answer"
+    assert lines[2] == "! us-east1-d not polled: no answer"
     assert posted(left) == []
 
 
-def test_nothing_is_released_unasked(left: Any, drumline: Run, capsys: Printed) -> None:
+def test_release_needs_a_confirmation(left: Any, drumline: Run, capsys: Printed) -> None:
     assert drumline("server", "strays", "--release") == 2
     assert "add --yes" in capsys.readouterr().err
     assert posted(left) == []
@@ -47,32 +47,32 @@ def test_nothing_is_released_unasked(left: Any, drumline: Run, capsys: Printed) 
     assert posted(left) == ["/strays/release"]
 
 
-def test_some_are_adopted_by_name(left: Any, drumline: Run, capsys: Printed) -> None:
+def test_orphans_are_adopted_by_name(left: Any, drumline: Run, capsys: Printed) -> None:
     assert drumline("server", "strays", STRAY["name"], "--adopt") == 0
     assert capsys.readouterr().out == "000007 holds it\n"
-    (asked,) = [body for method, _, body in left.asked if method == "POST"]
-    assert asked["names"] == [STRAY["name"]]
+    (request,) = [body for method, _, body in left.requests if method == "POST"]
+    assert request["names"] == [STRAY["name"]]
 
 
-def test_both_at_once_are_neither(left: Any, drumline: Run, capsys: Printed) -> None:
+def test_release_and_adopt_cannot_be_combined(left: Any, drumline: Run, capsys: Printed) -> None:
     assert drumline("server", "strays", "--adopt", "--release") == 2
-    assert "not both" in capsys.readouterr().err
+    assert "cannot be combined" in capsys.readouterr().err
     assert posted(left) == []
 
 
-def test_nothing_left_is_said(left: Any, drumline: Run, capsys: Printed) -> None:
+def test_no_orphans_are_reported(left: Any, drumline: Run, capsys: Printed) -> None:
     left.answers["GET /strays"] = {"strays": [], "not_seen": {}}
     assert drumline("server", "strays") == 0
-    assert capsys.readouterr().out == "no slice of a lost database was found\n"
+    assert capsys.readouterr().out == "there are no slices of a lost database\n"
 
 
-def test_the_status_of_the_server_tells_of_them_and_of_rows_it_cannot_read(
+def test_server_status_reports_orphans_and_unreadable_jobs(
     left: Any, drumline: Run, capsys: Printed
 ) -> None:
     aside = {"id": "000003", "user": "lab", "name": "x", "reason": "choices: field required"}
     left.answers["GET /status"] |= {"living": 2, "strays": [STRAY], "unreadable": [aside]}
     assert drumline("server", "status") == 0
     out = capsys.readouterr().out
-    assert "2 in hand" in out
+    assert "2 active" in out
     assert "! 1 slice of a lost database; drumline server strays lists them" in out
     assert "! 000003 cannot be read: choices: field required" in out

@@ -24,7 +24,7 @@ def fails(scenario: Scenario, **how: object) -> Scenario:
     return scenario.passes(TIMEOUTS.settle + 1).look("ACTIVE", "READY")
 
 
-def test_the_host_that_a_burn_in_names_is_blamed_whoever_reports_it() -> None:
+def test_the_host_that_a_burn_in_names_is_the_cause() -> None:
     scenario = burnt(Scenario().runs())
     assert scenario.outcomes == [Outcome.BAD_HOST]
     assert scenario.job.cause is not None
@@ -41,7 +41,7 @@ def test_a_training_that_names_a_chip_is_a_replay() -> None:
     assert (scenario.job.cause.host, scenario.job.cause.proof) == (1, EvidenceKind.REPLAY)
 
 
-def test_where_no_host_could_be_told_nobody_is_remembered() -> None:
+def test_a_fault_report_without_a_host_records_no_evidence() -> None:
     scenario = Scenario().runs()
     error = "drumline: a chip of this slice computes wrong: two runs differ"
     fails(scenario, exit_code=1, error=error)
@@ -72,7 +72,7 @@ def test_failed_starts_in_a_row_use_it_up_but_not_once_a_step_was_made() -> None
     assert scenario.status() is Status.FAILED
 
 
-def test_a_refused_slice_is_given_back_and_the_attempt_goes_on() -> None:
+def test_a_rejected_slice_is_released_and_the_attempt_continues() -> None:
     scenario = (
         Scenario()
         .slice_is_there()
@@ -89,7 +89,7 @@ def test_a_refused_slice_is_given_back_and_the_attempt_goes_on() -> None:
     assert scenario.job.attempts == 1
 
 
-def test_a_parked_slice_stays_until_the_program_runs_elsewhere() -> None:
+def test_a_slice_is_held_back_until_the_program_runs_elsewhere() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, parking=1)
     burnt(scenario.runs())
@@ -104,7 +104,7 @@ def test_a_parked_slice_stays_until_the_program_runs_elsewhere() -> None:
     assert scenario.job.parked == ()
 
 
-def test_a_slice_on_which_the_program_may_still_run_is_never_parked() -> None:
+def test_a_slice_on_which_the_program_may_still_run_is_never_held_back() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, parking=1)
     scenario.runs().host(0, HostPhase.RUNNING, heard_at=scenario.now)
@@ -115,7 +115,7 @@ def test_a_slice_on_which_the_program_may_still_run_is_never_parked() -> None:
 
 
 @pytest.mark.parametrize("wish", [DesiredState.CANCEL, DesiredState.DELETE])
-def test_nothing_stays_parked_when_the_job_is_over(wish: DesiredState) -> None:
+def test_no_slice_is_held_back_after_the_end_of_the_job(wish: DesiredState) -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, parking=2, keep=0.0)
     burnt(scenario.runs())
@@ -126,7 +126,7 @@ def test_nothing_stays_parked_when_the_job_is_over(wish: DesiredState) -> None:
     assert scenario.job.parked == ()
 
 
-def test_a_burn_in_that_passes_is_told_once_and_proves_the_slice() -> None:
+def test_a_passed_burn_in_is_recorded_once() -> None:
     scenario = Scenario().slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running")
     assert (scenario.status(), scenario.job.reason) == (Status.STARTING, "burn-in of its chips")
     scenario.all_hosts(HostPhase.RUNNING, burn_in="pass", burn_in_seconds=31.2)
@@ -162,7 +162,7 @@ def test_a_new_server_that_has_heard_of_no_host_releases_nothing() -> None:
     assert scenario.job.parked
 
 
-def test_a_slice_where_the_program_may_still_run_is_released_and_not_parked() -> None:
+def test_a_slice_where_the_program_may_still_run_is_released_and_not_held_back() -> None:
     scenario = Scenario().runs()
     scenario.job = replace(scenario.job, parking=1)
     scenario.passes(TIMEOUTS.bad_silence + 1).host(0, HostPhase.RUNNING)
@@ -172,7 +172,7 @@ def test_a_slice_where_the_program_may_still_run_is_released_and_not_parked() ->
     assert scenario.job.parked == ()
 
 
-def test_what_is_parked_is_given_back_where_the_quota_allows_no_other_slice() -> None:
+def test_held_back_slices_are_released_when_the_quota_is_used_up() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, parking=1)
     burnt(scenario.runs()).settle()
@@ -183,7 +183,7 @@ def test_what_is_parked_is_given_back_where_the_quota_allows_no_other_slice() ->
     assert "no other slice is available" in scenario.event_texts[-1]
 
 
-def test_what_is_parked_is_given_back_when_no_choice_has_capacity() -> None:
+def test_held_back_slices_are_released_when_no_candidate_has_capacity() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, parking=1)
     burnt(scenario.runs()).settle()
@@ -193,7 +193,7 @@ def test_what_is_parked_is_given_back_when_no_choice_has_capacity() -> None:
     assert scenario.job.parked == ()
 
 
-def test_what_is_parked_is_given_back_when_the_queue_does_not_move() -> None:
+def test_held_back_slices_are_released_when_the_queue_does_not_move() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, parking=1, choices=scenario.job.choices[:1])
     burnt(scenario.runs()).settle().cloud_takes_the_request().look("WAITING_FOR_RESOURCES", None)
@@ -203,7 +203,7 @@ def test_what_is_parked_is_given_back_when_the_queue_does_not_move() -> None:
     assert scenario.job.parked == ()
 
 
-def test_where_every_machine_is_refused_the_job_asks_less_and_less_and_says_why() -> None:
+def test_requests_back_off_when_every_machine_is_excluded() -> None:
     scenario = Scenario()
     asked: list[float] = []
     for _ in range(8):
@@ -233,14 +233,14 @@ def test_a_slice_that_is_refused_leaves_no_trace_in_the_attempt() -> None:
 
 
 @pytest.mark.parametrize("host", ["7", "99999999", "9" * 5000, "-1"])
-def test_an_accusation_of_a_host_that_is_not_there_is_held_against_nobody(host: str) -> None:
+def test_a_fault_report_of_an_unknown_host_records_no_evidence(host: str) -> None:
     scenario = Scenario().runs()
     fails(scenario, exit_code=1, error=f"drumline: chip 3 of host {host} computes wrong: x")
     assert Outcome.BAD_HOST not in scenario.outcomes or scenario.job.cause is not None
     assert scenario.job.cause is None or scenario.job.cause.proof == ""
 
 
-def test_the_accused_host_is_counted_among_those_that_run_the_program() -> None:
+def test_the_reported_host_is_a_rank_of_the_program() -> None:
     scenario = Scenario().slice_is_there()
     scenario.host(0, HostPhase.EXITED, exit_code=0, rank=None).host(1, HostPhase.RUNNING, rank=0)
     scenario.settle()
@@ -251,7 +251,7 @@ def test_the_accused_host_is_counted_among_those_that_run_the_program() -> None:
     assert (scenario.job.cause.host, scenario.job.cause.proof) == (1, EvidenceKind.BURN_IN)
 
 
-def test_a_program_that_accuses_chips_that_are_proved_uses_up_the_allowance() -> None:
+def test_fault_reports_of_tested_chips_use_up_the_allowance() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, allowance=Allowance(bad_hosts=2))
     for _ in range(3):

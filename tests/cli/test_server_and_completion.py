@@ -1,4 +1,4 @@
-"""The server's verbs, help, completion, and output that cannot be written."""
+"""Server commands, help, completion, and errors of the output."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from tests.cli.alone import run_alone
+from tests.cli.subprocess_cli import run_subprocess
 
 Run = Callable[..., int]
 
@@ -26,14 +26,16 @@ Printed = pytest.CaptureFixture[str]
 
 def test_server_status_and_stop_start_nothing(home: Path, drumline: Run, capsys: Printed) -> None:
     assert drumline("server", "status") == 1
-    assert capsys.readouterr().out.startswith(f"no server runs in {home}")
+    assert capsys.readouterr().out.startswith(f"no server is running in {home}")
     assert drumline("server", "status", "--json") == 1
     assert json.loads(capsys.readouterr().out) is None
     assert drumline("server", "stop") == 0
     assert not list(home.iterdir())
 
 
-def test_server_status_tells_which_runs(server: Any, drumline: Run, capsys: Printed) -> None:
+def test_server_status_describes_the_running_server(
+    server: Any, drumline: Run, capsys: Printed
+) -> None:
     assert drumline("server", "status") == 0
     out = capsys.readouterr().out
     assert "pid 4242" in out
@@ -42,22 +44,22 @@ def test_server_status_tells_which_runs(server: Any, drumline: Run, capsys: Prin
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "message"),
     [
-        ({"leaves_in": 1500.0, "stays": False}, "leaves   in 25 min if nothing is asked of it"),
-        ({"leaves_in": None, "stays": True}, "leaves   not while a job lives or a slice is held"),
-        ({"leaves_in": None, "stays": False}, "leaves   not by itself"),
+        ({"leaves_in": 1500.0, "stays": False}, "exits    in 25 min without calls"),
+        ({"leaves_in": None, "stays": True}, "exits    not while there are active jobs or slices"),
+        ({"leaves_in": None, "stays": False}, "exits    never"),
     ],
 )
-def test_server_status_says_when_it_leaves(
-    server: Any, drumline: Run, capsys: Printed, facts: dict[str, Any], told: str
+def test_server_status_shows_when_the_server_exits(
+    server: Any, drumline: Run, capsys: Printed, facts: dict[str, Any], message: str
 ) -> None:
     server.answers["GET /status"] |= facts
     assert drumline("server", "status") == 0
-    assert told in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
-def test_what_a_leaving_server_turned_away_is_asked_of_the_next(
+def test_a_call_to_an_exiting_server_is_sent_to_the_next(
     server: Any, drumline: Run, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     answers = [(503, {"error": "leaving"}), (200, {"job": {}, "text": "done"})]
@@ -71,7 +73,7 @@ def test_what_a_leaving_server_turned_away_is_asked_of_the_next(
     assert started == [True]
 
 
-def test_another_version_of_the_server_is_mentioned_once(
+def test_a_different_version_of_the_server_is_reported_once(
     server: Any, drumline: Run, capsys: Printed
 ) -> None:
     server.holds()
@@ -82,12 +84,12 @@ def test_another_version_of_the_server_is_mentioned_once(
     assert len(captured.err.splitlines()) == 1
 
 
-def test_a_server_that_fails_is_one_sentence(server: Any, drumline: Run, capsys: Printed) -> None:
+def test_an_error_of_the_server_is_one_message(server: Any, drumline: Run, capsys: Printed) -> None:
     server.answers["GET /jobs"] = (500, b"Internal Server Error")
     assert drumline("list") == 2
-    told = capsys.readouterr().err
-    assert len(told.splitlines()) == 1
-    assert "server.log" in told
+    message = capsys.readouterr().err
+    assert len(message.splitlines()) == 1
+    assert "server.log" in message
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
@@ -108,14 +110,22 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("group", [(), ("server",), ("emulator",), ("inspect",), ("numerics",)])
-def test_help_cuts_no_summary(drumline: Run, capsys: Printed, group: tuple[str, ...]) -> None:
+def test_help_truncates_no_summary(drumline: Run, capsys: Printed, group: tuple[str, ...]) -> None:
     assert drumline(*group, "--help") == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     assert not [line for line in lines if line.endswith("...")]
 
 
+def complete(monkeypatch: pytest.MonkeyPatch, drumline: Run, *words: str) -> None:
+    """Ask for candidates as the script for bash does. The last word is the incomplete one."""
+    monkeypatch.setenv("_DRUMLINE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["drumline", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    assert drumline() == 0
+
+
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "candidates"),
     [
         (["ca"], ["cancel"]),
         (["server", "sto"], ["stop"]),
@@ -123,21 +133,27 @@ def test_help_cuts_no_summary(drumline: Run, capsys: Printed, group: tuple[str, 
         (["show", ""], ["000005", "000004"]),
         (["show", "000004", ""], []),
         (["cancel", "000004", "0"], ["000005"]),
-        (["create", ""], []),
-        (["nothing", ""], []),
     ],
 )
-def test_what_a_shell_offers_behind_what_was_typed(
-    server: Any, a_job: Make, drumline: Run, capsys: Printed, words: list[str], found: list[str]
+def test_completion_offers_commands_options_and_jobs(
+    server: Any,
+    a_job: Make,
+    drumline: Run,
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    candidates: list[str],
 ) -> None:
     server.holds(a_job(), a_job("000005"))
-    assert drumline("completion", "words", "--", *words) == 0
-    assert capsys.readouterr().out.splitlines() == found
+    complete(monkeypatch, drumline, *words)
+    assert capsys.readouterr().out.split() == candidates
 
 
-def test_completion_starts_no_server(home: Path, drumline: Run, capsys: Printed) -> None:
-    assert drumline("completion", "words", "--", "show", "") == 0
-    assert capsys.readouterr().out == ""
+def test_completion_starts_no_server(
+    home: Path, drumline: Run, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(monkeypatch, drumline, "show", "")
+    assert capsys.readouterr().out.split() == []
     assert not list(home.iterdir())
 
 
@@ -147,7 +163,7 @@ def test_bash_completes(server: Any, a_job: Make) -> None:
     PATH="$(dirname "$1"):$PATH"
     eval "$(drumline completion bash)"
     COMP_WORDS=(drumline logs 0) COMP_CWORD=2
-    _drumline drumline 0 logs
+    _drumline_completion drumline 0 logs
     echo "${COMPREPLY[@]}"
     """
     command = ["bash", "-c", script, "bash", sys.executable]
@@ -155,38 +171,38 @@ def test_bash_completes(server: Any, a_job: Make) -> None:
     assert done.stdout == "000004\n"
 
 
-def test_a_shell_nobody_knows_is_one_sentence(home: Path) -> None:
-    told = "completion: 'tcsh' is none of bash, zsh, fish\n"
-    assert run_alone("completion", "tcsh") == (2, told)
+def test_an_unknown_shell_is_one_message(home: Path) -> None:
+    message = "completion: 'tcsh' is not one of bash, zsh, fish\n"
+    assert run_subprocess("completion", "tcsh") == (2, message)
     assert not list(home.iterdir())
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])
-def test_a_wait_without_an_end_in_sight_is_refused(
+def test_an_invalid_timeout_is_rejected(
     server: Any, drumline: Run, capsys: Printed, seconds: str
 ) -> None:
     assert drumline("wait", "1", "--timeout", seconds) == 2
-    assert capsys.readouterr().err.startswith(f"--timeout {float(seconds):g}: give seconds, at")
-    assert server.asked == []
+    assert capsys.readouterr().err.startswith(f"--timeout {float(seconds):g}: expected seconds, at")
+    assert server.requests == []
 
 
-def test_a_closed_stdout_is_one_sentence(server: Any) -> None:
+def test_a_closed_stdout_is_one_message(server: Any) -> None:
     line = f"{sys.executable} -c 'from drumline.cli import main; main([\"list\"])' >&-"
     ended = subprocess.run(["/bin/bash", "-c", line], stderr=subprocess.PIPE, text=True)
     assert (ended.returncode, ended.stderr) == (
-        1, "stdout is closed: there is nowhere to print to\n"
+        1, "stdout is closed; there is no place to print to\n"
     )  # fmt: skip
-    assert server.asked == []
+    assert server.requests == []
 
 
-def test_completion_is_for_shells_we_know(drumline: Run, capsys: Printed) -> None:
+def test_completion_supports_three_shells(drumline: Run, capsys: Printed) -> None:
     for shell in ("bash", "zsh", "fish"):
         assert drumline("completion", shell) == 0
-        assert "completion words" in capsys.readouterr().out
+        assert "_DRUMLINE_COMPLETE=complete_" in capsys.readouterr().out
     assert drumline("completion", "tcsh") == 2
 
 
-def test_every_command_that_prints_speaks_json() -> None:
+def test_every_command_that_prints_takes_json() -> None:
     """ssh and cp hand over to OpenSSH, `server run` becomes the server: they print nothing."""
     from drumline.cli import COMMANDS, app
 
@@ -206,6 +222,6 @@ def test_every_command_that_prints_speaks_json() -> None:
     assert set(without(whole, "")) == {"ssh", "cp", "server run"}
 
 
-def test_a_command_there_is_not(drumline: Run, capsys: Printed) -> None:
+def test_an_unknown_command_gets_a_suggestion(drumline: Run, capsys: Printed) -> None:
     assert drumline("cancle") == 2
     assert "'cancel'" in capsys.readouterr().err
