@@ -44,7 +44,7 @@ class Route:
     """The movement of an array along a ring.
 
     Attributes:
-        movement: the array that moves, and how.
+        movement: the kind of the movement.
         label: the dimension that is gathered or scattered, or summed over by an all-reduce.
         contracted: the contracted dimension that is sharded over the axes, if any.
         axes: the mesh axes of the ring.
@@ -162,9 +162,9 @@ def _allreduce(contraction: Contraction, contracted: str) -> Route | str:
 
 def _new_axes(contraction: Contraction, label: str) -> Axes | None:
     """Return the axes that only the result adds to a dimension, or None if it has others."""
-    operand_ = (contraction.x if label in contraction.rows else contraction.w).axes_of(label)
-    after = contraction.out.axes_of(label)
-    return after[len(operand_) :] if after[: len(operand_)] == operand_ else None
+    operand_axes = (contraction.x if label in contraction.rows else contraction.w).axes_of(label)
+    axes = contraction.out.axes_of(label)
+    return axes[len(operand_axes) :] if axes[: len(operand_axes)] == operand_axes else None
 
 
 def local_size(contraction: Contraction, labels: str, *, of: LabelledArray | None = None) -> int:
@@ -195,9 +195,9 @@ def _describe_difference(contraction: Contraction, label: str) -> str:
     if label in contraction.contracted:
         x_axes, w_axes = _describe_axes(x.axes_of(label)), _describe_axes(w.axes_of(label))
         return f"{label!r} is {x_axes} in x and {w_axes} in w"
-    name, operand_ = ("x", x) if label in contraction.rows else ("w", w)
+    name, operand = ("x", x) if label in contraction.rows else ("w", w)
     return (
-        f"{label!r} is {_describe_axes(operand_.axes_of(label))} in {name} "
+        f"{label!r} is {_describe_axes(operand.axes_of(label))} in {name} "
         f"and {_describe_axes(out.axes_of(label))} in the result"
     )
 
@@ -339,8 +339,8 @@ def _choose_wire_dtype(
     assert options.chip is not None
     cost = _ring_cost(contraction, route, types, options)
     plain = xla_seconds(cost, options.chip)
-    wires = [types.sums, types.result] if options.wire_dtype is None else [options.wire_dtype]
-    rings = [(wire, ring_seconds(cost, item_bytes(wire), options.chip)) for wire in wires]
+    dtypes = [types.sums, types.result] if options.wire_dtype is None else [options.wire_dtype]
+    rings = [(wire, ring_seconds(cost, item_bytes(wire), options.chip)) for wire in dtypes]
     best = min(rings, key=lambda ring: ring[1].ratio(plain))
     wire, times = next(
         ring for ring in rings if ring[1].ratio(plain) <= best[1].ratio(plain) * SIMILAR
@@ -376,18 +376,9 @@ def _ring_cost(
     match route.movement:
         case "gather contraction" | "gather rows":
             movement, shard, element_bytes = route.movement, rows * depth, item_bytes(types.x)
-        case "scatter rows" | "scatter columns":
-            movement, shard, element_bytes = (
-                "scatter",
-                rows * columns / devices,
-                item_bytes(types.result),
-            )
-        case "allreduce":
-            movement, shard, element_bytes = (
-                "allreduce",
-                rows * columns / devices,
-                item_bytes(types.result),
-            )
+        case "scatter rows" | "scatter columns" | "allreduce":
+            movement = "allreduce" if route.movement == "allreduce" else "scatter"
+            shard, element_bytes = rows * columns / devices, item_bytes(types.result)
     gathered = devices if movement.startswith("gather") else 1
     flops = 2.0 * rows * depth * columns * gathered
     ring = Ring(route.axis_name, devices, options.direction, options.loop, None, target="tpu")

@@ -21,7 +21,7 @@ Gate = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True)
 class Gating:
-    """The options of a layer's router; each field is an argument of `route`."""
+    """The options of a router, which are arguments of `route`."""
 
     gate: Gate = "softmax"
     normalize: bool = True
@@ -36,18 +36,18 @@ class Gating:
 )
 @dataclass(frozen=True)
 class Routing:
-    """The experts and gates of each token, with the router's losses and statistics."""
+    """The experts and gates of the tokens, with the losses and statistics of the router."""
 
     experts: jax.Array
     """int32[S, k], best first."""
     gates: jax.Array
     """float32[S, k]."""
     balance_loss: jax.Array
-    """The load-balancing loss: 1 under a uniform load, up to E / k if k experts get everything."""
+    """The load-balancing loss: 1 under a uniform load, up to E / k if k experts get all tokens."""
     z_loss: jax.Array
     """The mean square of the logits' log-sum-exp, which is small for small logits."""
     tokens_per_expert: jax.Array
-    """int32[E], the (token, slot) pairs of each expert over all devices of the axis."""
+    """int32[E], the number of (token, slot) pairs per expert, on all devices of the axis."""
     rounds: jax.Array
     """The number of rounds of an exchange with this routing; 1 without an exchange."""
     recall_target: float
@@ -58,8 +58,8 @@ def router_logits(x: jax.Array, router: jax.Array) -> jax.Array:
     """Return `x[S, D] @ router[D, E]` in float32, on a TPU at the highest precision.
 
     The choice of experts compares these logits. By default a TPU rounds the operands of a float32
-    matmul to the eight bits of bfloat16. A GPU keeps eleven (TF32). Full precision would not use
-    its tensor cores, so the default stays there.
+    matmul to the eight bits of bfloat16. A GPU uses its default of eleven bits (TF32), because full
+    precision would not use its tensor cores.
     """
     dtype = accumulator(x.dtype)
     return _scores(*match_varying(x.astype(dtype), router.astype(dtype)))
@@ -92,16 +92,16 @@ def route(
     axis_name: AxisName | None = None,
     buffer_rows: int | None = None,
 ) -> Routing:
-    """Choose k experts for each token.
+    """Choose k experts per token.
 
     Args:
         logits: `[S, E]`, the router's logits; used in float32.
         k: the number of experts per token.
-        exact: True for the true top k. If False, `approx_max_k` is faster on a TPU and may miss
-            some: `recall_target` is the requested recall. On CPU and GPU it is exact as well.
-        gate: "softmax" over all experts, or a "sigmoid" for each.
+        exact: True for the exact top k. False uses `approx_max_k`, which is faster and approximate
+            on a TPU, and exact on CPU and GPU.
+        gate: "softmax" over all experts, or "sigmoid" per expert.
         normalize: True if the gates of a token sum to one.
-        recall_target: see `exact`.
+        recall_target: the requested recall of `approx_max_k`.
         axis_name: the mesh axis of the tokens inside `shard_map`; losses and statistics then cover
             all its devices.
         buffer_rows: the buffer for the count of `rounds`, as in `expert_matmul`.

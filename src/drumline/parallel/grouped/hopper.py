@@ -155,12 +155,10 @@ def outer(
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     groups = sizes.shape[0]
-    rows, tile_rows, columns_ = x.shape[0], x.shape[1], y.shape[1]
-    tiles = tiles or outer_tiles(columns_)
-    _check_divisible(
-        rows=(rows, tiles.depth), x=(tile_rows, tiles.rows), y=(columns_, tiles.columns)
-    )
-    down, across = tile_rows // tiles.rows, columns_ // tiles.columns
+    rows, d, f = x.shape[0], x.shape[1], y.shape[1]
+    tiles = tiles or outer_tiles(f)
+    _check_divisible(rows=(rows, tiles.depth), x=(d, tiles.rows), y=(f, tiles.columns))
+    down, across = d // tiles.rows, f // tiles.columns
     k_steps = (sizes // tiles.depth).astype(jnp.int32)
     first = jnp.cumsum(k_steps) - k_steps
 
@@ -201,7 +199,7 @@ def outer(
 
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    launch = _launch(body, (groups, tile_rows, columns_), out_dtype, x)
+    launch = _launch(body, (groups, d, f), out_dtype, x)
     return match_varying(launch(first, k_steps, x, y), x)[0]  # a kernel may lose the varying axes
 
 
@@ -259,7 +257,7 @@ def _add_product(acc: Any, left: Any, right: Any) -> Any:
 
 
 def _phase(info: Any) -> Any:
-    """Return if this tile starts, continues or ends a block's chain of copies."""
+    """Return the phase of a tile in a chain of copies: start, steady or stop."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     phase = plgpu.PipelinePipeline
@@ -295,8 +293,8 @@ def _staging(dtype: jnp.dtype) -> Any:
     """Return the shared memory for stores of a warpgroup: two buffers of 64 rows × 128 bytes."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    columns_ = 128 // jnp.dtype(dtype).itemsize
-    return plgpu.SMEM((2, 2, 64, columns_), dtype, transforms=_swizzled(columns_, dtype))
+    columns = 128 // jnp.dtype(dtype).itemsize
+    return plgpu.SMEM((2, 2, 64, columns), dtype, transforms=_swizzled(columns, dtype))
 
 
 def _store(tiles: Tiles, out: Any, staged: Any, wg: Any) -> Callable[[Any], None]:
@@ -313,16 +311,17 @@ def _store(tiles: Tiles, out: Any, staged: Any, wg: Any) -> Callable[[Any], None
             run(acc)
             tile = acc[...].astype(staged.dtype)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            columns_ = staged.shape[-1]
-            places = [
-                (i, j) for i in range(0, tile_rows, 64) for j in range(0, tiles.columns, columns_)
+            columns = staged.shape[-1]
+            offsets = [
+                (i, j) for i in range(0, tile_rows, 64) for j in range(0, tiles.columns, columns)
             ]
-            for turn, (i, j) in enumerate(places):
+            for index, (i, j) in enumerate(offsets):
+                buffer = index % 2
                 plgpu.wait_smem_to_gmem(1, wait_read_only=True)
-                staged[wg, turn % 2] = tile[i : i + 64, j : j + columns_]
+                staged[wg, buffer] = tile[i : i + 64, j : j + columns]
                 plgpu.commit_smem()  # type: ignore[no-untyped-call]
                 plgpu.copy_smem_to_gmem(
-                    staged.at[wg, turn % 2], out.at[pl.ds(i, 64), pl.ds(j, columns_)]
+                    staged.at[wg, buffer], out.at[pl.ds(i, 64), pl.ds(j, columns)]
                 )
 
     return context
