@@ -4,12 +4,14 @@ import os
 import shutil
 import subprocess
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from drumline.hosts.code import CodeError, pack
 from drumline.hosts.packing.listing import files_below
+from drumline.hosts.packing.rules import EARLIEST_TIME
 
 GIT = shutil.which("git")
 
@@ -33,7 +35,7 @@ def packed(folder: Path, into: Path) -> list[str]:
         return tar.getnames()
 
 
-def test_the_same_files_are_the_same_archive(tmp_path: Path) -> None:
+def test_the_same_files_are_the_same_archive_whatever_their_times(tmp_path: Path) -> None:
     one = fill(tmp_path / "one", "b.py", "a/c.py", "a.py")
     two = fill(tmp_path / "two", "a.py", "a/c.py", "b.py")
     os.utime(two / "a.py", (1, 1))
@@ -57,7 +59,21 @@ def test_names_modes_and_links_are_kept(tmp_path: Path) -> None:
     assert members["data/ä b'c\n.txt"].mode == 0o644
     assert members["link"].linkname == "data"
     assert members["absolute"].linkname == "run.sh"
-    assert {(member.mtime, member.uid, member.uname) for member in members.values()} == {(0, 0, "")}
+    assert {(member.uid, member.uname) for member in members.values()} == {(0, "")}
+
+
+def test_files_keep_their_times_but_none_before_1980(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "code", "new.py", "old.py")
+    os.utime(folder / "new.py", (1_700_000_000.5, 1_700_000_000.5))
+    os.utime(folder / "old.py", (0, 0))
+    archive = pack(folder, tmp_path / "out")
+    with tarfile.open(archive.path) as tar:
+        times = {member.name: member.mtime for member in tar.getmembers()}
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    assert times == {"new.py": 1_700_000_000, "old.py": EARLIEST_TIME}
+    with zipfile.ZipFile(tmp_path / "code.zip", "w") as zipped:
+        for name in times:
+            zipped.write(tmp_path / "unpacked" / name)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../secret", "a/../../secret"])
