@@ -441,9 +441,20 @@ def checkpoint_inside(place: Place) -> None:
     place.rules["checkpoint"] = str(place.work / "out")
 
 
+def checkpoints_of_another_job_file(place: Place) -> None:
+    """The other job saves in a format of its own."""
+    plain(place)
+    place.write("other/1a2b3c4d-000003/step-5.pt")
+    place.write("other/1a2b3c4d-000004/step-5.pt")
+    place.write("other/20261119-143000/loss.csv")
+    place.rules["checkpoint"] = str(place.work / "out")
+    place.rules["include"] = ("other/1a2b3c4d-000004",)
+
+
 def checkpoint_is_workdir(place: Place) -> None:
     plain(place)
     place.write("000001/state.bin")
+    place.write("1a2b3c4d-000002/step-5.pt")
     place.write("drumline/lock")
     place.write("100/commit_success.txt")
     place.rules["checkpoint"] = str(place.work)
@@ -730,9 +741,20 @@ CASES = (
         ("train.py",),
         {
             "000001/": "checkpoints of this job file",
+            "1a2b3c4d-000002/": "checkpoints of this job file",
             "drumline/": "checkpoints",
             "100/": "checkpoints",
         },
+    ),
+    Case(
+        "checkpoints of another job file",
+        checkpoints_of_another_job_file,
+        (
+            "other/1a2b3c4d-000004/step-5.pt",
+            "other/20261119-143000/loss.csv",
+            "train.py",
+        ),
+        {"other/1a2b3c4d-000003/": "checkpoints"},
     ),
     Case(
         "mounts inside",
