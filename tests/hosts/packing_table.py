@@ -331,6 +331,27 @@ def password_files(place: Place) -> None:
     place.write("token.txt", "hf_" + "a" * 34 + "\n")
 
 
+def tokens_under_other_names(place: Place) -> None:
+    plain(place)
+    github, letters = "ghp" + "_" + "a" * 36, "abcdefghij" * 4
+    url = f"https://{github}@github.com/lab/code"
+    place.write("lib.git/config", f'[remote "origin"]\n    url = {url}\n')
+    place.write("a/lib.git/config", '[remote "origin"]\n    url = git@github.com:lab/code\n')
+    place.write(".gitmodules", f'[submodule "lib"]\n    url = {url}\n')
+    place.write("pip.conf", f"[global]\nindex-url = {url}\n")
+    place.write("note", f"{github}\n")
+    place.write("cluster", f"kind: Config\nclusters: []\nusers:\n- user:\n    token: {letters}\n")
+    place.write("cluster.json", json.dumps({"kind": "Config", "clusters": [], "token": letters}))
+    place.write("export.csv", f"Access key ID,Secret access key\nAKIA,{letters}\n")
+    place.write("keys.sh", f"export AWS_SECRET_ACCESS_KEY='{letters}'\n")
+    place.write("logins", "# mine\nmachine api.wandb.ai\n  login user\n  password x\n")
+    place.write("release", f"untrusted comment: minisign encrypted secret key\nRWRT{letters}\n")
+    place.write(".streamlit/secrets.toml")
+    place.write(".bash_history")
+    place.write(".python_history")
+    place.write("tokens.py", "token: str = open('token').read()\nkind = 'Config'\n")
+
+
 def cloud_credentials(place: Place) -> None:
     plain(place)
     place.write("account.json", service_account())
@@ -671,6 +692,16 @@ CASES = (
         dict.fromkeys((".netrc", ".pgpass", ".git-credentials"), PASSWORDS)
         | dict.fromkeys((".npmrc", ".pypirc", "pip.conf"), SETTINGS)
         | dict.fromkeys(("kaggle.json", ".cache/huggingface/token", "token.txt"), TOKEN),
+    ),
+    Case(
+        "tokens under other names, and histories",
+        tokens_under_other_names,
+        ("a/lib.git/config", "tokens.py", "train.py"),
+        dict.fromkeys(("lib.git/config", ".gitmodules", "pip.conf"), SETTINGS)
+        | dict.fromkeys(("note", ".streamlit/secrets.toml"), TOKEN)
+        | dict.fromkeys(("cluster", "cluster.json", "export.csv", "keys.sh"), CLOUD)
+        | dict.fromkeys((".bash_history", ".python_history"), "history of commands")
+        | {"logins": PASSWORDS, "release": KEY},
     ),
     Case(
         "cloud credentials",
