@@ -128,6 +128,39 @@ def test_a_folder_that_an_outer_checkout_ignores_is_still_sent(tmp_path: Path) -
     assert packed(outer / "mine", tmp_path / "out") == [".gitignore", "train.py"]
 
 
+@pytest.mark.skipif(GIT is None, reason="needs git")
+@pytest.mark.parametrize("cause", ["another owner", "damaged", "hook of another checkout"])
+def test_what_a_checkout_ignores_is_not_sent_although_git_cannot_list_it(
+    cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("team/code/train.py", "team/code/notes.txt", "team/code/dump.sql", "team/code/x.log")
+    top = fill(tmp_path / "top", *names)
+    other = fill(tmp_path / "other", "y.py")
+    for folder in (top, other):
+        git(folder, "init")
+    (top / ".gitignore").write_text("notes.txt\n")
+    (top / "team" / ".gitignore").write_text("code/*.sql\n")
+    (top / ".git" / "info" / "exclude").write_text("*.log\n")
+    if cause == "another owner":
+        monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    elif cause == "damaged":
+        (top / ".git" / "HEAD").unlink()
+    else:
+        monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    assert packed(top / "team" / "code", tmp_path / "out") == ["train.py"]
+
+
+@pytest.mark.skipif(GIT is None, reason="needs git")
+def test_a_folder_that_a_checkout_ignores_is_sent_although_git_cannot_list_it(
+    tmp_path: Path,
+) -> None:
+    outer = fill(tmp_path / "outer", "scratch/mine/train.py", "scratch/mine/x.log")
+    git(outer, "init")
+    (outer / ".git" / "HEAD").unlink()
+    (outer / ".gitignore").write_text("/scratch/\n*.log\n")
+    assert packed(outer / "scratch" / "mine", tmp_path / "out") == ["train.py", "x.log"]
+
+
 IGNORED = r"""
 # a comment
 *.log
