@@ -56,7 +56,7 @@ def explain(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what an answer of the cloud or a log means, and what Drumline would do."""
+    """Explain an answer of the cloud, or a log."""
     from drumline.cli.rendering.text import sanitize
     from drumline.errors import UserError
 
