@@ -84,6 +84,9 @@ class Cloud(Protocol):
         The list is empty if the number of hosts is unknown.
         """
 
+    async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
+        """Return the name of the instance of each host, slice by slice; None if not published."""
+
     async def bucket_location(self, bucket: str) -> str | None:
         """Return the location of a bucket, such as `US-CENTRAL2`, or None if it is not readable."""
 

@@ -22,6 +22,7 @@ from drumline.hosts.connection import (
     ConnectionLost,
     HostKeyChanged,
     KnownHosts,
+    ProxyFailed,
     describe_connection_error,
 )
 from drumline.hosts.host_files import burn_in_command
@@ -40,7 +41,7 @@ from drumline.hosts.values import (
 )
 from drumline.observed import HostPhase, HostReport
 
-CONNECTION_ERRORS = (OSError, asyncssh.Error, ConnectionLost, HostKeyChanged)
+CONNECTION_ERRORS = (OSError, asyncssh.Error, ConnectionLost, HostKeyChanged, ProxyFailed)
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
 MAX_NAME_LENGTH, MAX_NAMES = 200, 10

@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 UNSPECIFIED = "STATE_UNSPECIFIED"
 """The API's name for a state that it leaves out."""
 HOST_KEY = "ssh-ed25519"
+INSTANCE_NAME = "hostname"
+"""The guest attributes with the key and the name of a host."""
 _MAX_SLICES = 1000
 
 Resource = TypeVar("Resource")
@@ -127,6 +129,14 @@ def parse_host_keys(response: Mapping[str, Any], hosts: int) -> list[str | None]
     return [_host_key(attribute) for attribute in attributes]
 
 
+def parse_instance_names(response: Mapping[str, Any], hosts: int) -> list[str | None]:
+    """Return the name of the instance of each host from its guest attributes."""
+    attributes = _sequence(response.get("guestAttributes"))
+    if len(attributes) != hosts:
+        return [None] * hosts
+    return [_attribute(attribute, INSTANCE_NAME) or None for attribute in attributes]
+
+
 def count_hosts(node: Mapping[str, Any]) -> int:
     """Return the number of hosts of a node, with or without addresses."""
     return len(_sequence(node.get("networkEndpoints")))
@@ -201,14 +211,16 @@ def _endpoints(entries: Sequence[object], ssh_port: int | None) -> tuple[Endpoin
 
 
 def _host_key(attributes: object) -> str | None:
+    # Some images publish the whole line with its comment, most only the key.
+    key = _attribute(attributes, HOST_KEY).removeprefix(HOST_KEY).split()
+    return f"{HOST_KEY} {key[0]}" if key else None
+
+
+def _attribute(attributes: object, key: str) -> str:
+    """Return the first value of a guest attribute; empty if there is none."""
     items = _sequence(_mapping(_mapping(attributes).get("queryValue")).get("items"))
-    for item in map(_mapping, items):
-        value = _text(item.get("value"))
-        if item.get("key") == HOST_KEY and value:
-            # Some images publish the whole line with its comment, most only the key.
-            key = value.removeprefix(HOST_KEY).split()
-            return f"{HOST_KEY} {key[0]}" if key else None
-    return None
+    values = (_text(item.get("value")) for item in map(_mapping, items) if item.get("key") == key)
+    return next(filter(None, values), "")
 
 
 def _labels(node: Mapping[str, Any]) -> dict[str, str]:

@@ -125,9 +125,12 @@ def guest_attributes(node: Node, workers: Sequence[int], path: str) -> Json:
     entries: list[Json] = []
     for worker in workers:
         algorithm, _, key = node.hosts[worker].host_key.partition(" ")
-        items = [{"namespace": "hostkeys", "key": algorithm, "value": key}]
-        matches = not path or f"hostkeys/{algorithm}".startswith(path)
-        entries.append(
-            {"queryPath": path or "hostkeys/", "queryValue": {"items": items if matches else []}}
-        )
+        node_name = node.spec.name.rpartition("/")[2]
+        attributes = {algorithm: key, "hostname": f"t1v-n-{node_name}-w-{worker}"}
+        items = [
+            {"namespace": "hostkeys", "key": name, "value": value}
+            for name, value in attributes.items()
+            if not path or f"hostkeys/{name}".startswith(path)
+        ]
+        entries.append({"queryPath": path or "hostkeys/", "queryValue": {"items": items}})
     return {"guestAttributes": entries}
