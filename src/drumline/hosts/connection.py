@@ -126,7 +126,11 @@ class _Proxy:
         errors = tempfile.TemporaryFile()  # noqa: SIM115  closed by `stop`
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=remote, stdout=remote, stderr=errors, start_new_session=True
+                *command,
+                stdin=remote.fileno(),
+                stdout=remote.fileno(),
+                stderr=errors,
+                start_new_session=True,
             )
         except OSError as error:
             local.close()

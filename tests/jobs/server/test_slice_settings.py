@@ -114,10 +114,10 @@ def test_a_resource_of_another_zone_is_refused_with_its_place(tmp_path: Path) ->
             f"data_disks: {path} is in us-east5-b, the slice would be in {ZONE}; "
             "name a zone there, or another resource"
         )
-        both = {"accelerator": "v6e-16", "zones": ["us-east5-b", "europe-west4-a"]}
+        both: dict[str, Any] = {"accelerator": "v6e-16", "zones": ["us-east5-b", "europe-west4-a"]}
         with pytest.raises(RequestError, match="remove europe-west4-a from zones"):
             await harness.create(**both, data_disks=disks)
-        anywhere = {"accelerator": "v6e-16", "zones": "any", "data_disks": disks}
+        anywhere: dict[str, Any] = {"accelerator": "v6e-16", "zones": "any", "data_disks": disks}
         job = await harness.create(**anywhere)
         choices = harness.service.record(job).job.choices
         assert {choice.zone for choice in choices} == {"us-east5-b"}
