@@ -75,6 +75,25 @@ class HostPhase(StrEnum):
     """The host answers but does not know the program: it was rebooted or replaced."""
 
 
+class ContactFailure(StrEnum):
+    """The reason why the newest connection to a host failed."""
+
+    TIMEOUT = "time-out"
+    REFUSED = "connection refused"
+    UNREACHABLE = "no route"
+    NO_ADDRESS = "no external address"
+    """The host has only an internal address, which does not answer this machine."""
+    KEY_REFUSED = "key refused"
+    CLOSED = "closed"
+    """The host, or a device in between, closed the connection before the login."""
+    HOST_KEY = "host key"
+    """The host shows another key than before."""
+    LOCAL = "this machine"
+    """This machine cannot connect now: it has too many open files, for example."""
+    MISSING_FILE = "missing file"
+    """A file on this machine is missing: the SSH key, or the archive of the code."""
+
+
 @dataclass(frozen=True)
 class HostReport:
     """The newest state of one host."""
@@ -109,6 +128,8 @@ class HostReport:
     """The state of its burn-in: `running`, `pass`, `warn`, `fail`; empty without one."""
     burn_in_message: str = ""
     burn_in_seconds: float = 0.0
+    contact: ContactFailure | None = None
+    """The reason why the newest connection failed; None if it did not."""
 
 
 # --- Placements -------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ _STEPS = {"slice": "slice", "code": "code", "setup": "setup", "burnin": "burn-in
 _ERROR_MARKS = {
     "preempted": "!",
     "badhost": "!",
+    "unreachable": "!",
     "refused": "!",
     "parked": "!",
     "stuck": "!",

@@ -68,6 +68,8 @@ class Outcome(StrEnum):
     """The program saved its work and exited, or its host ended it. It is started again."""
     PREEMPTED = "preempted"
     BAD_HOST = "bad host"
+    UNREACHABLE = "unreachable"
+    """No host of the slices could be reached over SSH, or a file that this needs is missing."""
     CANCELLED = "cancelled"
     REFUSED = "refused"
 
@@ -203,6 +205,10 @@ class Job:
     """Consecutive requests that the cloud refused, or that failed before a slice was ready."""
     turned_down: int = 0
     """Consecutive slices that the job rejected because the host history excludes a host."""
+    reached: bool = False
+    """True if a host of any of its slices has ever answered."""
+    unreached: int = 0
+    """Consecutive slices of which no host was reached over SSH."""
     not_before: float = 0.0
     """The earliest time for the next request or the next start of the program."""
     has_run: bool = False
