@@ -128,6 +128,12 @@ class HostReport:
     """The state of its burn-in: `running`, `pass`, `warn`, `fail`; empty without one."""
     burn_in_message: str = ""
     burn_in_seconds: float = 0.0
+    chip_holder: str = ""
+    """The process of the job itself that held the chip when the program could not open it."""
+    chip_error: str = ""
+    """The error of the agent's own attempt to open the chips after the program had failed."""
+    location: str = ""
+    """The physical location of a chip that libtpu's own log blames for the failure."""
     contact: ContactFailure | None = None
     """The reason why the newest connection failed; None if it did not."""
 

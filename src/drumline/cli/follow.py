@@ -44,6 +44,7 @@ _ERROR_MARKS = {
     "preempted": "!",
     "badhost": "!",
     "unreachable": "!",
+    "unclear": "!",
     "refused": "!",
     "parked": "!",
     "stuck": "!",

@@ -20,6 +20,9 @@ from drumline.jobs.core.outcomes import (
     current_attempt,
     end_unreachable,
     format_duration,
+    is_fault_of_program,
+    record_ambiguous_start,
+    replace_after_ambiguous_start,
     replace_bad_host,
     replace_unreachable,
     with_reason,
@@ -143,9 +146,18 @@ def check_failures(
     since = attempt.failed_at + (timeouts.shutdown if host_may_shut_down else 0.0)
     if not (settled and _reported_and_polled_since(since, observations)):
         return _wait_for_reports_and_poll(job, placement)
-    cause = find_cause(failed, reports)
+    cause = find_cause(failed, reports, starting=observations.steps is None)
     if cause.kind == CauseKind.BAD_HOST:
         return replace_bad_host(job, placement, cause, observations, now, idle=idle)
+    if cause.kind == CauseKind.AMBIGUOUS_START:
+        identity = next(r.identity for r in reports if r.index == cause.host)
+        machine = identity.get("physical_host") or f"{placement.name}/{cause.host}"
+        job = record_ambiguous_start(job, cause, machine)
+        if not is_fault_of_program(job):
+            return replace_after_ambiguous_start(job, placement, cause, idle=idle)
+        machines = len(job.unclear_on)
+        same = f"the same on {machines} machines" if machines > 1 else "on other slices too"
+        cause = replace(cause, kind=CauseKind.PROGRAM_FAILED, error=f"{cause.error} ({same})")
     message = f"{cause.kind} on host {cause.host}: {cause.error}"
     return _stop(job, placement, cause, RESTART_MESSAGES.get(cause.kind, message))
 

@@ -308,7 +308,7 @@ def _start_or_continue(
         return Decision(with_reason(job, reason, Status.STARTING), effects=run)
     if attempt.running_at is not None:
         stuck = check_steps(job, placement, observations, now, timeouts)
-        return stuck or Decision(mark_running(job, observations), effects=run)
+        return stuck or Decision(mark_running(job, observations, now), effects=run)
     if any(report.burn_in == "running" for report in reports):
         return Decision(with_reason(job, "burn-in of its chips", Status.STARTING), effects=run)
     attempt = replace(attempt, running_at=now)
@@ -413,6 +413,9 @@ def reset_for_resume(job: Job) -> Job:
         refusals=0,
         turned_down=0,
         unreached=0,
+        unclear_starts=0,
+        unclear_words="",
+        unclear_on=(),
         not_before=0.0,
         kept_until=None,
         cause=None,

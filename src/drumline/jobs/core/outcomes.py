@@ -189,6 +189,42 @@ def replace_bad_host(
     return Decision(job, effects, (*events, *held_back), ended)
 
 
+OTHER_SLICES = 2
+"""Slices that a job tries after a start that failed because of the host or of the program."""
+
+
+def record_ambiguous_start(job: Job, cause: Cause, machine: str) -> Job:
+    """Return the job with one more machine on which it failed to start with this error."""
+    machines = job.unclear_on if cause.words == job.unclear_words else ()
+    if machine not in machines:
+        machines = (*machines, machine)
+    return replace(job, unclear_words=cause.words, unclear_on=machines)
+
+
+def is_fault_of_program(job: Job) -> bool:
+    """Return True if the program is the cause of its ambiguous starts.
+
+    The same error on two machines is the program's. So are different ones on every slice tried.
+    """
+    return len(job.unclear_on) > 1 or job.unclear_starts >= OTHER_SLICES
+
+
+def replace_after_ambiguous_start(
+    job: Job, placement: Placement, cause: Cause, *, idle: bool
+) -> Decision:
+    """Try another slice after a start that failed because of the host or of the program.
+
+    Nothing is counted, and no host is blamed.
+    """
+    text = f"host {cause.host} of {cause.hosts}: {cause.error}"
+    ended = (EndedAttempt(current_attempt(job), Outcome.AMBIGUOUS_START, text, cause),)
+    events = (Event("unclear", f"{text}; trying another slice"),)
+    job = replace(job, unclear_starts=job.unclear_starts + 1, attempt=None, cause=cause)
+    job, effects, held_back = _release_or_hold_back(job, placement, text, idle=idle)
+    job = with_reason(job, f"{text}; trying another slice", Status.WAITING)
+    return Decision(job, effects, (*events, *held_back), ended)
+
+
 class Advice(NamedTuple):
     """The text for a failure of every first contact, and the slices that a job tries with it."""
 
@@ -324,9 +360,16 @@ def record_burn_in(
     return replace(decision, job=job, events=(Event("burnin", text), *decision.events))
 
 
-def mark_running(job: Job, observations: Observations) -> Job:
+RUN_SECONDS = 600.0
+"""Seconds after which a program without steps counts as started."""
+
+
+def mark_running(job: Job, observations: Observations, now: float) -> Job:
     """Return the job while its program runs on every host."""
     steps = observations.steps
+    running_at = current_attempt(job).running_at
+    if job.unclear_on and (steps or (running_at is not None and now - running_at > RUN_SECONDS)):
+        job = replace(job, unclear_starts=0, unclear_words="", unclear_on=())
     if steps is not None and not job.has_stepped:
         job = replace(job, has_stepped=True)
     if job.bad_in_a_row and _made_progress(job, steps):
