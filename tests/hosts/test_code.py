@@ -4,12 +4,14 @@ import os
 import shutil
 import subprocess
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from drumline.hosts.code import CodeError, pack
 from drumline.hosts.packing.listing import files_below
+from drumline.hosts.packing.rules import EARLIEST_TIME
 
 GIT = shutil.which("git")
 
@@ -33,7 +35,7 @@ def packed(folder: Path, into: Path) -> list[str]:
         return tar.getnames()
 
 
-def test_the_same_files_are_the_same_archive(tmp_path: Path) -> None:
+def test_the_same_files_are_the_same_archive_whatever_their_times(tmp_path: Path) -> None:
     one = fill(tmp_path / "one", "b.py", "a/c.py", "a.py")
     two = fill(tmp_path / "two", "a.py", "a/c.py", "b.py")
     os.utime(two / "a.py", (1, 1))
@@ -57,7 +59,21 @@ def test_names_modes_and_links_are_kept(tmp_path: Path) -> None:
     assert members["data/ä b'c\n.txt"].mode == 0o644
     assert members["link"].linkname == "data"
     assert members["absolute"].linkname == "run.sh"
-    assert {(member.mtime, member.uid, member.uname) for member in members.values()} == {(0, 0, "")}
+    assert {(member.uid, member.uname) for member in members.values()} == {(0, "")}
+
+
+def test_files_keep_their_times_but_none_before_1980(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "code", "new.py", "old.py")
+    os.utime(folder / "new.py", (1_700_000_000.5, 1_700_000_000.5))
+    os.utime(folder / "old.py", (0, 0))
+    archive = pack(folder, tmp_path / "out")
+    with tarfile.open(archive.path) as tar:
+        times = {member.name: member.mtime for member in tar.getmembers()}
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    assert times == {"new.py": 1_700_000_000, "old.py": EARLIEST_TIME}
+    with zipfile.ZipFile(tmp_path / "code.zip", "w") as zipped:
+        for name in times:
+            zipped.write(tmp_path / "unpacked" / name)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../secret", "a/../../secret"])
@@ -110,6 +126,39 @@ def test_a_folder_that_an_outer_checkout_ignores_is_still_sent(tmp_path: Path) -
     (outer / ".gitignore").write_text("mine/\n")
     (outer / "mine" / ".gitignore").write_text("*.bin\n")
     assert packed(outer / "mine", tmp_path / "out") == [".gitignore", "train.py"]
+
+
+@pytest.mark.skipif(GIT is None, reason="needs git")
+@pytest.mark.parametrize("cause", ["another owner", "damaged", "hook of another checkout"])
+def test_what_a_checkout_ignores_is_not_sent_although_git_cannot_list_it(
+    cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("team/code/train.py", "team/code/notes.txt", "team/code/dump.sql", "team/code/x.log")
+    top = fill(tmp_path / "top", *names)
+    other = fill(tmp_path / "other", "y.py")
+    for folder in (top, other):
+        git(folder, "init")
+    (top / ".gitignore").write_text("notes.txt\n")
+    (top / "team" / ".gitignore").write_text("code/*.sql\n")
+    (top / ".git" / "info" / "exclude").write_text("*.log\n")
+    if cause == "another owner":
+        monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    elif cause == "damaged":
+        (top / ".git" / "HEAD").unlink()
+    else:
+        monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    assert packed(top / "team" / "code", tmp_path / "out") == ["train.py"]
+
+
+@pytest.mark.skipif(GIT is None, reason="needs git")
+def test_a_folder_that_a_checkout_ignores_is_sent_although_git_cannot_list_it(
+    tmp_path: Path,
+) -> None:
+    outer = fill(tmp_path / "outer", "scratch/mine/train.py", "scratch/mine/x.log")
+    git(outer, "init")
+    (outer / ".git" / "HEAD").unlink()
+    (outer / ".gitignore").write_text("/scratch/\n*.log\n")
+    assert packed(outer / "scratch" / "mine", tmp_path / "out") == ["train.py", "x.log"]
 
 
 IGNORED = r"""

@@ -7,6 +7,7 @@ or in a new server, the runner repeats all actions from the start, and most of t
 import asyncio
 import base64
 import contextlib
+import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -295,7 +296,11 @@ class HostRunner:
         if archive is None or sha is None:
             return
         self._update_report(detail="code")
-        await agent.ask(wire.ReceiveResult, wire.RECEIVE, sha, input_file=archive)
+        with archive.open("rb") as file:
+            bytes_sha = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
+        await agent.ask(
+            wire.ReceiveResult, wire.RECEIVE, sha, bytes_sha.hexdigest(), input_file=archive
+        )
         result = await agent.ask(wire.PrepareResult, wire.UNPACK, sha, work_folder(self.program))
         if not result.have_code:
             raise AgentError("the code could not be unpacked")

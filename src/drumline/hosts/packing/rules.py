@@ -15,6 +15,9 @@ MAX_LISTED = 1000
 """The maximum number of files in the list of files that are left out."""
 _MAX_NAMED = 4
 
+EARLIEST_TIME = 315_619_200
+"""The second day of 1980 in UTC, which is in 1980 in every time zone."""
+
 OWNER_ONLY = "readable by you alone"
 UNREADABLE = "not readable by you"
 
@@ -48,6 +51,14 @@ class PackingRules:
     """The home folder of the server."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     """The environment that names the user's home folder and Drumline's."""
+
+
+def archive_time(status: os.stat_result) -> int:
+    """Return the time of a file for its entry in the archive.
+
+    Python's zipfile refuses files from before 1980, which some build systems write.
+    """
+    return max(int(status.st_mtime), EARLIEST_TIME)
 
 
 def printable(name: str) -> str:
