@@ -101,13 +101,13 @@ class HostReport:
     index: int
     phase: HostPhase
     heard_at: float | None
-    """When its agent last sent a valid message, by the server's clock."""
+    """The time when its agent last sent a valid message, by the server's clock."""
     detail: str = ""
     """The current action or error of the host: `code`, `setup: uv`, `connection refused`."""
     exit_code: int | None = None
     """The exit code of the program; negative for a signal."""
     error_at: float | None = None
-    """When the program's first error appeared, by the host's clock."""
+    """The time when the program's first error appeared, by the host's clock."""
     error: str = ""
     tail: tuple[str, ...] = ()
     """The last lines of the program's output."""
@@ -115,8 +115,8 @@ class HostReport:
     shutdown_reason: str = ""
     """The reason if the host is about to shut down: `preempted`, `shutting down`."""
     reported_at: float | None = None
-    """When it last reported the state of its program, by the server's clock. A host that came back
-    sends other messages first."""
+    """The time when it last reported the state of its program, by the server's clock. A host that
+    came back sends other messages first."""
     heartbeat: Mapping[str, object] | None = None
     rank: int | None = None
     """Its rank among the hosts that run the program; None if it runs nothing."""

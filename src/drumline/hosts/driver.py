@@ -1,4 +1,4 @@
-"""Runs the program of an attempt on one host: connect, prepare, start when all are ready, watch.
+"""Run the program of an attempt on one host: connect, prepare, start with the others, watch.
 
 The agent records what was done on its host, so every action is idempotent. After a lost connection
 or in a new server, the runner repeats all actions from the start, and most of them have no effect.
@@ -55,7 +55,7 @@ MAX_AGENT_ERRORS = 3
 
 
 class Gate(Protocol):
-    """Lets the hosts of a slice start together, and records on which hosts the program started."""
+    """The barrier where the hosts of a slice wait to start together, and its record of starts."""
 
     @property
     def stopped(self) -> bool:
@@ -71,7 +71,7 @@ class Gate(Protocol):
 
     @property
     def may_have_started(self) -> bool:
-        """True if the program may run on some host. Then it must start on the others too."""
+        """True if the program may run on some host. The other hosts must start it then too."""
 
     def mark_ready(self, host: int) -> None:
         """Mark a host ready to start the program."""
@@ -121,7 +121,7 @@ class RunnerResources:
 
 
 class HostRunner:
-    """Prepares one host, starts the program there and follows it to its end."""
+    """The runner of one host: prepares it, starts the program and follows it to its end."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class HostRunner:
         gate: Gate,
         resources: RunnerResources,
     ) -> None:
-        """Open no connection yet: `run_forever` does."""
+        """Store the arguments. `run_forever` opens the connection."""
         self.program = program
         self.assignment = assignment
         self._gate = gate
@@ -147,7 +147,7 @@ class HostRunner:
         self._agent: RemoteAgent | None = None
         self._connected = asyncio.Event()
         self._reconnect_delay = resources.timing.reconnect_first
-        """Seconds until the next connection; doubled until a connection delivers a line."""
+        """Seconds before the next connection. They double until a connection delivers a line."""
         self._log_tail = b""
         self._status_received = False
         """True if the agent has reported the program's status on this connection."""
@@ -156,9 +156,9 @@ class HostRunner:
         self._heard_at: float | None = None
         self._status_at: float | None = None
         self._complete_report: HostReport | None = None
-        """The report with these lines and times; None until it is needed."""
+        """`_report` with the last lines and the two times; None until it is needed."""
         self._final_detail = ""
-        """The detail of a final report, which is shown again after a lost connection."""
+        """The detail of the final report, which `_advance` restores after a lost connection."""
 
     async def run_forever(self) -> None:
         """Connect, continue from the state of the host, and reconnect, until cancelled."""
@@ -201,12 +201,12 @@ class HostRunner:
             self._reconnect_delay = min(self._reconnect_delay * 2, timing.reconnect_most)
 
     async def _use_connection(self, agent: RemoteAgent) -> None:
-        """Continue the attempt over one connection, until it ends or the agent fails."""
+        """Continue the attempt until this connection ends or the agent fails."""
         await agent.install()
         status = await agent.ask(AttemptStatus, wire.STATUS, self._folder)
         if status.state == "none" and not self._was_started():
             self._begin_log(status.log_size or 0)
-        # `_watch` applies an exit, after the whole log.
+        # `_watch` applies the status `exited`, after it has received the whole log.
         self._status_received = status.state != "exited"
         if status.state == "lost" or (status.state == "none" and self._was_started()):
             self._apply_status(status)
@@ -369,12 +369,12 @@ class HostRunner:
         return self._gate.was_started(self.assignment.index)
 
     def _begin_log(self, size_on_host: int) -> None:
-        """Begin a new log if the host was replaced before its start, and keep the old one."""
+        """Begin a new log if the host was replaced before the program started. Keep the old log."""
         if received_size(self._resources.log) > size_on_host:
             rename_log(self._resources.log)
 
     def _apply_unless_exited(self, status: AttemptStatus) -> None:
-        """Apply a status. `_watch` applies an exit instead, after the whole log."""
+        """Apply a status other than `exited`, which `_watch` applies after the whole log."""
         if status.state != "exited":
             self._apply_status(status)
 
@@ -407,11 +407,11 @@ class HostRunner:
         elif status.state == "lost" or self._was_started():
             self._update_report(
                 phase=HostPhase.MISSING,
-                detail="the host answers but no longer knows the program: it was restarted",
+                detail="the host was restarted: it answers, but has no record of the program",
             )
         elif status.stopped:
             self._update_report(
-                phase=HostPhase.EXITED, detail="stopped before it ran", exit_code=-15
+                phase=HostPhase.EXITED, detail="stopped before the program ran", exit_code=-15
             )
 
     def _on_answer(self) -> None:
@@ -474,7 +474,7 @@ def _program_fields(status: AttemptStatus) -> dict[str, Any]:
 
 
 def _burn_in_fields(burn_in: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of the report for a burn-in. A host runs user code, so check each value."""
+    """Return the report fields of a burn-in. The host runs user code, so check each value."""
     seconds = burn_in.get("seconds")
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     verdict = burn_in.get("verdict")

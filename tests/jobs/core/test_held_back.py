@@ -128,7 +128,7 @@ def test_no_slice_is_held_back_after_the_end_of_the_job(wish: DesiredState) -> N
 
 def test_a_passed_burn_in_is_recorded_once() -> None:
     scenario = Scenario().slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running")
-    assert (scenario.status(), scenario.job.reason) == (Status.STARTING, "burn-in of its chips")
+    assert (scenario.status(), scenario.job.reason) == (Status.STARTING, "running the burn-in")
     scenario.all_hosts(HostPhase.RUNNING, burn_in="pass", burn_in_seconds=31.2)
     assert scenario.status() is Status.RUNNING
     assert scenario.job.placement is not None

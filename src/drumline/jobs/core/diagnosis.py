@@ -79,7 +79,7 @@ def check_silence(
         listed = observation.listed if observation else None
         if polled_since and (listed is None or listed.state is not PlacementState.READY):
             state = listed.cloud_state if listed and listed.slices else "gone"
-            reason = f"host {report.index} silent, the slice is {state}"
+            reason = f"host {report.index} is silent, and the slice is {state}"
             return after_preemption(job, placement, reason, now, observations.steps)
         message = f"no report from host {report.index} for {format_duration(silence)}"
         key_refused = report.contact is ContactFailure.KEY_REFUSED

@@ -65,7 +65,7 @@ class EvidenceKind(StrEnum):
     """The source of a piece of evidence."""
 
     START = "start"
-    """A program failed to start on the host, or the host fell silent under it."""
+    """A program failed to start on the host, or the host stopped reporting while it ran."""
     BURN_IN = "burn-in"
     REPLAY = "replay"
     """A repeated training step gave different bits, on this host alone."""
@@ -74,7 +74,7 @@ class EvidenceKind(StrEnum):
     MANUAL = "hand"
     """A person excluded the host."""
     PASSED = "passed"
-    """In favour of the host: it passed a long burn-in."""
+    """The host passed a long burn-in, which counts in its favour."""
 
 
 _MEASURED = frozenset({EvidenceKind.BURN_IN, EvidenceKind.REPLAY, EvidenceKind.HEALTH_SOURCE})
@@ -94,7 +94,7 @@ class Evidence:
     mass: bool = False
     """True if so many hosts went bad at once that the evidence counts against none of them."""
     until: float | None = None
-    """When an exclusion by a person ends; None is never."""
+    """The time when an exclusion by a person ends; None if it does not end."""
     claimed: bool = False
     """True if only the output of a program says so. Then it makes the host suspect and excludes
     nobody, until the same program runs on other hosts."""

@@ -76,8 +76,8 @@ def _restart_uncounted(job: Job, message: str, now: float, timeouts: Timeouts) -
         not_before=now + _backoff(departures, timeouts),
     )
     return Decision(
-        with_reason(job, f"{message}; starting again", Status.RECOVERING),
-        events=(Event("left", f"{message}; starting it again"),),
+        with_reason(job, f"{message}; restarting", Status.RECOVERING),
+        events=(Event("left", f"{message}; restarting"),),
         ended=(EndedAttempt(attempt, Outcome.RESTARTED, message),),
     )
 
@@ -108,7 +108,7 @@ def _after_failure(
             ended=(ended,),
         )
     job = replace(job, not_before=now + _backoff(failures, timeouts))
-    reason = f"{text}; starting again"
+    reason = f"{text}; restarting"
     event = Event("stuck", reason) if outcome is Outcome.STUCK else Event("failed", text)
     job = with_reason(job, reason, Status.RECOVERING)
     return Decision(job, events=(event,), ended=(ended,))
@@ -322,11 +322,11 @@ def after_preemption(
     job = replace(job, preemptions=preemptions, attempt=None, placement=None, cause=None)
     release = (Effect(EffectKind.RELEASE, placement, reason),)
     position = f"in {placement.zone}: {reason}" if steps is None else _format_position(steps)
-    events = (Event("preempted", f"slice taken by the cloud {position}"),)
+    events = (Event("preempted", f"slice preempted {position}"),)
     if job.allowance.preemptions is not None and preemptions > job.allowance.preemptions:
-        job_reason = f"slice taken {preemptions} times"
+        job_reason = f"slice preempted {preemptions} times"
         return finish_job(job, Status.FAILED, job_reason, now, release, events, ended)
-    job = with_reason(job, f"slice taken in {placement.zone}", Status.RECOVERING)
+    job = with_reason(job, f"slice preempted in {placement.zone}", Status.RECOVERING)
     return Decision(job, release, events, ended)
 
 
