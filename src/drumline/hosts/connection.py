@@ -160,8 +160,6 @@ class Connection:
         self, command: str, input_bytes: bytes = b"", input_file: Path | None = None
     ) -> CompletedCommand:
         """Run a shell command, whose arguments must be quoted, with an input."""
-        if input_file is not None:
-            _check_readable(input_file)
         completed = (
             await self._ssh.run(command, stdin=str(input_file), encoding=None)
             if input_file
@@ -262,7 +260,8 @@ def _read_key(path: Path) -> asyncssh.SSHKey:
         raise UnusableFileError(f"the SSH key {path} cannot be read: {error}") from error
 
 
-def _check_readable(path: Path) -> None:
+def check_archive(path: Path) -> None:
+    """Raise UnusableFileError if the archive of the code cannot be read."""
     try:
         path.open("rb").close()
     except (FileNotFoundError, PermissionError) as error:

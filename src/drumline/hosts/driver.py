@@ -24,6 +24,7 @@ from drumline.hosts.connection import (
     HostKeyChanged,
     KnownHosts,
     UnusableFileError,
+    check_archive,
     contact_failure,
     describe_connection_error,
 )
@@ -296,6 +297,7 @@ class HostRunner:
         if archive is None or sha is None:
             return
         self._update_report(detail="code")
+        check_archive(archive)
         with archive.open("rb") as file:
             bytes_sha = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
         await agent.ask(
