@@ -166,12 +166,14 @@ _CAUSES = {
     "bad host": ("bad host", "another slice"),
     "program failed": ("program", "count a failure"),
     "set-up failed": ("program", "count a failure"),
+    "ambiguous start": ("ambiguous start", "another slice"),
     "go on later": ("program", "later"),
     "told to end": ("preempted", "later"),
 }
 """The words for each `CauseKind` of a log."""
 _LOG_SENTENCES = {
     "bad host": "the chips or the host of the program failed, not the program",
+    "ambiguous start": "the chips did not start, because of the host or of the program",
     "program": "the program itself ended",
     "preempted": "a signal from outside Drumline ended the program",
 }
@@ -182,6 +184,7 @@ _LOG_REACTIONS = {
 }
 _LOG_ADVICE = {
     "bad host": "do nothing: the job continues on another slice",
+    "ambiguous start": "check the versions of JAX and libtpu if other slices fail in the same way",
     "program": "correct the program, then run `drumline resume`",
     "preempted": "do nothing: the job continues from its newest checkpoint",
 }

@@ -507,7 +507,7 @@ _ROLES: tuple[tuple[str, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Meaning:
+class ErrorMeaning:
     """The meaning of an error in the user's language."""
 
     fault: Fault
@@ -528,7 +528,7 @@ def refusal(code: int | None, text: str, zone: str) -> Refusal:
     return Refusal(meaning.fault, message, meaning.words)
 
 
-def explain(code: int | None, text: str, zone: str) -> Meaning:
+def explain(code: int | None, text: str, zone: str) -> ErrorMeaning:
     """Return what an error about a zone means and what the user can do about it."""
     fault, rule = classify(code, text), find_rule(code, text)
     sentence, advice = _SENTENCES[fault.kind], _ADVICE[fault.kind]
@@ -553,7 +553,7 @@ def explain(code: int | None, text: str, zone: str) -> Meaning:
         "service": service[0] if service else "tpu.googleapis.com",
         "constraint": constraint[0] if constraint else "the policy",
     }
-    return Meaning(fault, _fill(sentence, values), _fill(advice, values), _one_line(text))
+    return ErrorMeaning(fault, _fill(sentence, values), _fill(advice, values), _one_line(text))
 
 
 def zone_in(text: str) -> str:
