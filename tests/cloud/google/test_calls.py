@@ -55,8 +55,8 @@ class TestAsking:
     )
     def test_each_tier_is_one_the_real_client_has(self, tier: str, oneof: str | None) -> None:
         script = Script([ok(name="op")])
-        wanted = PlacementRequest("n", ZONE, "v4-8", "image", tier)
-        run(script, lambda api: api.ask(wanted))
+        request = PlacementRequest("n", ZONE, "v4-8", "image", tier)
+        run(script, lambda api: api.ask(request))
         body = script.seen[0].content
         read = tpu_v2.QueuedResource.from_json(body, ignore_unknown_fields=False)
         assert tpu_v2.QueuedResource.pb(read).WhichOneof("tier") == oneof
@@ -64,8 +64,8 @@ class TestAsking:
 
     def test_an_unknown_tier_is_not_sent(self) -> None:
         script = Script([ok()])
-        wanted = PlacementRequest("n", ZONE, "v4-8", "image", "free")
-        error = fails(script, lambda api: api.ask(wanted))
+        request = PlacementRequest("n", ZONE, "v4-8", "image", "free")
+        error = fails(script, lambda api: api.ask(request))
         assert error.code == 3
         assert script.seen == []
 
@@ -137,8 +137,8 @@ class TestErrors:
         ]
         error = fails(Script([refused(400, None, "Refused.", details)]), ask)
         assert error.code == 8
-        said = "Refused. QuotaFailure: Quota 'A' exhausted. Limit 4 [RESOURCE_QUOTA]"
-        assert str(error) == said
+        message = "Refused. QuotaFailure: Quota 'A' exhausted. Limit 4 [RESOURCE_QUOTA]"
+        assert str(error) == message
 
     def test_invalid_details_are_ignored(self) -> None:
         odd = [None, 3, {"@type": 4}, {"@type": "x.QuotaFailure", "violations": "no"}]
