@@ -12,6 +12,7 @@ import hashlib
 import os
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import BytesIO, RawIOBase
@@ -30,6 +31,9 @@ MAX_BYTES = 512 * 10**6
 """The size limit. The code is sent to every host of every slice; data belongs in a bucket."""
 MAX_BYTES_IN_MEMORY = 8 << 20
 """The size up to which a file is packed from memory; a larger file is copied to disk first."""
+LARGE_BYTES = 10**6
+"""The size from which a file can be among the largest files that `create` lists."""
+MAX_LARGEST = 3
 _DEFAULT_RULES = PackingRules()
 
 
@@ -44,15 +48,18 @@ class Archive:
     """The size of the files before packing; like `files`, without Drumline's own package."""
     left_out: tuple[LeftOut, ...] = ()
     """The files and folders that are not sent."""
+    largest: tuple[tuple[str, int], ...] = ()
+    """The paths and sizes of the largest files."""
 
 
 @dataclass(frozen=True)
 class PackedSize:
-    """The files that `pack` would send: their number, their size, and those left out."""
+    """The files that `pack` would send: number, size, those left out, and the largest ones."""
 
     files: int
     bytes: int
     left_out: tuple[LeftOut, ...]
+    largest: tuple[tuple[str, int], ...]
 
 
 def pack(
@@ -64,11 +71,10 @@ def pack(
 ) -> Archive:
     """Pack a folder, and an installed package, to `into`/<sha256>.tar.gz. Raises CodeError."""
     selection = Selection(folder, rules, max_bytes) if folder else None
-    files = total = 0
+    sizes: dict[str, int] = {}
     with ArchiveWriter(into) as writer:
         for file in selection.files(writer.new_content) if selection else ():
-            files += 1
-            total += file.entry.size
+            sizes[file.entry.name] = file.entry.size
             writer.add(file.entry, file.content)
         for name in _package_files(package) if package else ():
             assert package is not None
@@ -81,7 +87,8 @@ def pack(
             entry.mtime = archive_time(status)
             writer.add(entry, BytesIO(data))
         path, sha = writer.finish()
-    return Archive(path, sha, files, total, selection.left_out if selection else ())
+    left_out = selection.left_out if selection else ()
+    return Archive(path, sha, len(sizes), sum(sizes.values()), left_out, _largest(sizes))
 
 
 def measure(
@@ -89,8 +96,14 @@ def measure(
 ) -> PackedSize:
     """Return the size of the archive that `pack` would write. Raises CodeError."""
     selection = Selection(folder, rules, max_bytes)
-    sizes = [file.entry.size for file in selection.files()]
-    return PackedSize(len(sizes), sum(sizes), selection.left_out)
+    sizes = {file.entry.name: file.entry.size for file in selection.files()}
+    return PackedSize(len(sizes), sum(sizes.values()), selection.left_out, _largest(sizes))
+
+
+def _largest(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Return the largest of the files that are worth a mention."""
+    large = [(name, size) for name, size in sizes.items() if size >= LARGE_BYTES]
+    return tuple(sorted(large, key=lambda item: -item[1])[:MAX_LARGEST])
 
 
 class ArchiveWriter:

@@ -23,6 +23,10 @@ from drumline.hosts.connection import (
     ConnectionLost,
     HostKeyChanged,
     KnownHosts,
+    ProxyFailed,
+    UnusableFileError,
+    check_archive,
+    contact_failure,
     describe_connection_error,
 )
 from drumline.hosts.host_files import burn_in_command
@@ -39,9 +43,11 @@ from drumline.hosts.values import (
     program_message,
     work_folder,
 )
-from drumline.observed import HostPhase, HostReport
+from drumline.observed import ContactFailure, HostPhase, HostReport
 
-CONNECTION_ERRORS = (OSError, asyncssh.Error, ConnectionLost, HostKeyChanged)
+CONNECTION_ERRORS = (
+    OSError, asyncssh.Error, ConnectionLost, HostKeyChanged, ProxyFailed, UnusableFileError,
+)  # fmt: skip
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
 MAX_NAME_LENGTH, MAX_NAMES = 200, 10
@@ -160,6 +166,7 @@ class HostRunner:
         """Connect, continue from the state of the host, and reconnect, until cancelled."""
         timing, agent_errors = self._resources.timing, 0
         while True:
+            connected = False
             try:
                 connection = await Connection.open(
                     self.assignment.address,
@@ -167,6 +174,8 @@ class HostRunner:
                     self._resources.known_hosts,
                     timing,
                 )
+                connected = True
+                self._update_report(contact=None)
                 try:
                     await self._use_connection(RemoteAgent(connection, self._on_answer))
                 finally:
@@ -175,7 +184,12 @@ class HostRunner:
                     self._gate.mark_unreachable(self.assignment.index)
                     connection.abort()
             except CONNECTION_ERRORS as error:
-                self._update_report(detail=describe_connection_error(error))
+                contact = contact_failure(error, self.assignment.address)
+                on_this_side = contact in {ContactFailure.LOCAL, ContactFailure.MISSING_FILE}
+                self._update_report(
+                    detail=describe_connection_error(error),
+                    contact=contact if on_this_side or not connected else None,
+                )
             except Exception as error:
                 # After any other error this host is retried, and the other hosts continue.
                 agent_errors += 1
@@ -284,6 +298,7 @@ class HostRunner:
         if archive is None or sha is None:
             return
         self._update_report(detail="code")
+        check_archive(archive)
         with archive.open("rb") as file:
             bytes_sha = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
         await agent.ask(

@@ -72,6 +72,15 @@ def left_out_json(entries: Sequence[LeftOut]) -> dict[str, Any]:
     return {"left_out": listed, "left_out_total": len(entries)}
 
 
+def packing_notes(archive: Mapping[str, Any]) -> list[str]:
+    """Return the lines about an archive: the files that are left out, and the largest ones."""
+    largest = [
+        f"{printable(name)} ({size / 1e6:,.1f} MB)" for name, size in archive.get("largest") or ()
+    ]
+    lines = [f"largest files: {', '.join(largest)}; exclude files with .drumlineignore"]
+    return [*filter(None, [left_out_line(archive)]), *(lines if largest else [])]
+
+
 def left_out_line(entries: Mapping[str, Any]) -> str:
     """Return the sentence about the files that are left out, or an empty text without any."""
     first = entries.get("left_out") or []

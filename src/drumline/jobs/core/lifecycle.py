@@ -264,17 +264,19 @@ def _decide_on_slices(
         return after_preemption(job, placement, lost_reason, now, observations.steps)
     if job.wish is not DesiredState.RUN:
         return _stop_for_user(job, placement, observations, now)
-    if job.attempt is None:
+    attempt, reports = job.attempt, observations.reports
+    if attempt is None:
         return _restart(job, placement, now)
-    reports = observations.reports
     if not reports:
         return Decision(job, effects=(Effect(EffectKind.RUN, placement),))
-    if job.attempt.stopping:
+    if (not job.reached or job.unreached) and any(r.heard_at is not None for r in reports):
+        job = replace(job, reached=True, unreached=0)
+    if attempt.stopping:
         return after_stop(job, placement, observations, now, timeouts)
     succeeded = all(r.phase is HostPhase.EXITED and r.exit_code == 0 for r in reports)
     # A program that was never observed to run is first recorded as running, then as succeeded.
-    if succeeded and job.attempt.running_at is not None:
-        return _finish_succeeded(job, placement, job.attempt, now)
+    if succeeded and attempt.running_at is not None:
+        return _finish_succeeded(job, placement, attempt, now)
     if succeeded:
         return _start_or_continue(job, placement, observations, now, timeouts)
     decision = check_silence(job, placement, observations, now, timeouts)
@@ -305,7 +307,7 @@ def _start_or_continue(
         return Decision(with_reason(job, reason, Status.STARTING), effects=run)
     if attempt.running_at is not None:
         decision = check_steps(job, placement, observations, now, timeouts)
-        return decision or Decision(mark_running(job, observations), effects=run)
+        return decision or Decision(mark_running(job, observations, now), effects=run)
     if any(report.burn_in == "running" for report in reports):
         return Decision(with_reason(job, "running the burn-in", Status.STARTING), effects=run)
     attempt = replace(attempt, running_at=now)
@@ -409,6 +411,10 @@ def reset_for_resume(job: Job) -> Job:
         departures=0,
         refusals=0,
         turned_down=0,
+        unreached=0,
+        unclear_starts=0,
+        unclear_words="",
+        unclear_on=(),
         not_before=0.0,
         kept_until=None,
         cause=None,

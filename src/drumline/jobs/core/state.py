@@ -68,6 +68,9 @@ class Outcome(StrEnum):
     """The program asked for a restart or received a SIGTERM from outside. It is started again."""
     PREEMPTED = "preempted"
     BAD_HOST = "bad host"
+    AMBIGUOUS_START = "ambiguous start"
+    UNREACHABLE = "unreachable"
+    """No host of the slices could be reached over SSH, or a file that this needs is missing."""
     CANCELLED = "cancelled"
     REFUSED = "refused"
 
@@ -140,6 +143,8 @@ class CauseKind(StrEnum):
     BAD_HOST = "bad host"
     PROGRAM_FAILED = "program failed"
     SETUP_FAILED = "set-up failed"
+    AMBIGUOUS_START = "ambiguous start"
+    """The chips did not start, because of the host or of the program."""
     STUCK = "stuck"
     RESTART_REQUESTED = "go on later"
     """The program saved its work and exited with the code that asks for a restart."""
@@ -161,6 +166,12 @@ class Cause:
     """Seconds between this error and the error of the next host that failed."""
     proof: str = ""
     """The `EvidenceKind` against the bad host; empty for all other causes."""
+    claimed: bool = False
+    """True if only the program's output is against the host."""
+    location: str = ""
+    """The physical location of the chip, from libtpu's own log."""
+    words: str = ""
+    """The error of an ambiguous start, without numbers."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +214,16 @@ class Job:
     """Consecutive requests that the cloud refused, or that failed before a slice was ready."""
     turned_down: int = 0
     """Consecutive slices that the job rejected because the host history excludes a host."""
+    unclear_starts: int = 0
+    """Slices given up because a start failed that the host or the program may have caused."""
+    unclear_words: str = ""
+    """The error of the last such start, without numbers."""
+    unclear_on: tuple[str, ...] = ()
+    """The machines on which it appeared."""
+    reached: bool = False
+    """True if a host of any of its slices has ever answered."""
+    unreached: int = 0
+    """Consecutive slices of which no host was reached over SSH."""
     not_before: float = 0.0
     """The earliest time for the next request or the next start of the program."""
     has_run: bool = False
