@@ -79,8 +79,8 @@ class TestAsking:
             ),
         )
         script = Script([ok(name="op")])
-        wanted = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
-        run(script, lambda api: api.ask(wanted))
+        request = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
+        run(script, lambda api: api.ask(request))
         body = script.seen[0].content
         read = tpu_v2.QueuedResource.from_json(body, ignore_unknown_fields=False)
         assert read.reservation_name == f"projects/p/locations/{ZONE}/reservations/team-a"
@@ -105,8 +105,8 @@ class TestAsking:
         path = f"projects/other/locations/{ZONE}/reservations/team-b"
         script = Script([ok(name="op")])
         options = SliceOptions(reservation=path)
-        wanted = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
-        run(script, lambda api: api.ask(wanted))
+        request = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
+        run(script, lambda api: api.ask(request))
         read = tpu_v2.QueuedResource.from_json(script.seen[0].content)
         assert read.reservation_name == path
 

@@ -369,7 +369,7 @@ def test_more_bytes_take_longer(
     )
 
 
-@given(kind=st.sampled_from(KINDS), lengths=lengths, taken=sizes)
+@given(kind=st.sampled_from(KINDS), lengths=lengths, operand_bytes=sizes)
 def test_a_ring_is_never_slower_than_a_line(
     kind: str, lengths: list[int], operand_bytes: int
 ) -> None:
@@ -379,7 +379,7 @@ def test_a_ring_is_never_slower_than_a_line(
     )
 
 
-@given(kind=st.sampled_from(KINDS), taken=sizes, slices=st.sampled_from((2, 4, 8)))
+@given(kind=st.sampled_from(KINDS), operand_bytes=sizes, slices=st.sampled_from((2, 4, 8)))
 def test_the_data_centre_network_is_never_quicker(
     kind: str, operand_bytes: int, slices: int
 ) -> None:
