@@ -111,8 +111,16 @@ def test_every_form_of_an_answer_is_understood(explain: Explain, text: str) -> N
         ("INVALID_ARGUMENT: nonsense", [], "invalid", "stop"),
         ("nonsense", ["--http", "400"], "invalid", "stop"),
         ("nonsense", ["--http", "400", "--status", "INTERNAL"], "transient", "later"),
-        ("nonsense", [], "transient", "later"),
-        (b"\xff\xfe\x00{{{[[[", [], "transient", "later"),
+        ("nonsense", [], "transient", "next zone"),
+        (b"\xff\xfe\x00{{{[[[", [], "transient", "next zone"),
+        ("TPU VM create failed: deadline exceeded", [], "transient", "later"),
+        (
+            "Resource has been exhausted (e.g. check quota).",
+            ["--http", "429"],
+            "quota",
+            "next zone",
+        ),
+        ("", ["--status", "RESOURCE_EXHAUSTED"], "stockout", "next zone"),
     ],
 )
 def test_codes_decide_where_words_do_not(

@@ -74,6 +74,7 @@ _REJECTION = (
     r"(?:\bnot\b|n't\b|\bcannot\b).{0,60}?"
     r"\b(?:found|available|supported|offered|valid|permitted|allowed|enabled|used|exist|served)\b"
     r"|\bunsupported\b|\bunavailable\b|\binvalid\b|\bunknown\b|\bno such\b"
+    r"|\bno\b.{0,60}?\bfound\b|\bnot have an?\b"
 )
 _PLACE = (
     rf"\b(?:zone|location|region)\b|{_ZONE_NAME.pattern}"
@@ -96,7 +97,8 @@ _FIX_JOB = "correct the job file, then run `drumline resume`"
 RULES: tuple[Rule, ...] = (
     # --- The login
     _rule(
-        r"\binvalid_(?:grant|rapt|client)\b|reauth(?:entication)?\b.{0,20}(?:needed|required|error)"
+        r"\binvalid_(?:grant|rapt|client)\b|reauth(?:entication)?\b.{0,20}(?:needed|required|error|failed)"
+        r"|\bproblem refreshing your current auth"
         r"|reauth related error|ACCESS_TOKEN_(?:EXPIRED|TYPE_UNSUPPORTED)|CREDENTIALS_MISSING"
         r"|no Google credentials|Google credentials have expired"
         r"|(?:invalid|missing|required) authentication credential"
@@ -152,7 +154,7 @@ RULES: tuple[Rule, ...] = (
         r"\b(?:no|not enough|not have|insufficient|lack(?:s|ing)?(?: of)?|out of|without)\b"
         r"(?: (?!quota)\w+){0,2} capacity\b|\binsufficientCapacity\b"
         r"|\bcapacity\b.{0,40}\b(?:not available|unavailable|exhausted|is full)\b"
-        r"|\bstock(?:ed)?[ _-]?out|RESOURCE_POOL_EXHAUSTED|RESOURCE_AVAILABILITY\b"
+        r"|stock(?:ed)?[ _-]?out|RESOURCE_POOL_EXHAUSTED|RESOURCE_AVAILABILITY\b"
         r"|\b(?:does|do|did) not have (?:enough|sufficient)(?: \w+){0,2} (?:resources|capacity)"
         r"|\b(?:not enough|insufficient|no|lack of)(?: (?!quota)\w+){0,2} resources\b"
         r"|\bno available (?:\w+ )?(?:resources|machines|slices|chips)\b"
@@ -167,7 +169,9 @@ RULES: tuple[Rule, ...] = (
         rf"QuotaFailure|QUOTA_EXCEEDED|\bquotaExceeded\b|\bquota\b(?!-).{{0,150}}"
         rf"\b(?:exhausted|exceeded|used up)\b|\binsufficient(?: \w+){{0,3}} quota\b"
         rf"|\bexceeds?\b.{{0,40}}\bquota\b|\bnot have enough quota\b|\bno quota\b"
-        r"|\bexceeds the allowed maximum\b"
+        r"|\bexceed(?:s|ed) the (?:allowed )?(?:maximum|limit)\b"
+        r"|\btoo many (?:pending |queued |active )?(?:resources|requests|nodes|slices|instances)"
+        r"|\b(?:limit|maximum)\b.{0,40}\breached\b"
         rf"|Quota {_QUOTED}[^'\"]*{_QUOTED} (?:exhausted|exceeded)",
         FaultKind.QUOTA,
         Scope.REGION,
@@ -280,6 +284,7 @@ RULES: tuple[Rule, ...] = (
         r"Permission ['\"]?[\w.]+['\"]? denied\b|IAM_PERMISSION_DENIED|\bactAs\b"
         r"|\bact as (?:the |a )?service[ _]account|serviceAccountUser\b"
         r"|Required ['\"]?[a-z]+\.\w+\.\w+['\"]? permission|\bmissing (?:the )?permission"
+        r"|\bnot have permission to\b"
         r"|\b(?:lacks?|requires?|without|needs?)\b.{0,40}\bpermissions?\b"
         r"|\bnot have ['\"]?[a-z]+\.\w+\.\w+['\"]? (?:access|permission)",
         FaultKind.DENIED,
@@ -289,6 +294,7 @@ RULES: tuple[Rule, ...] = (
     # --- Another operation, or the same request before
     _rule(
         r"unable to queue the operation|RESOURCE_(?:NOT_READY|IN_USE)\b|\bresourceNotReady\b"
+        r"|\bis not ready\b"
         r"|\b(?:another|other|concurrent|pending) (?:operation|change|update)s?\b"
         r"|\bALREADY_EXISTS\b|\balready exists\b",
         FaultKind.CONFLICT,
@@ -322,6 +328,12 @@ RULES: tuple[Rule, ...] = (
         Scope.REQUEST,
         "Invalid nodeId: nodeId must be shorter than 64 characters",
         codes=frozenset({3}),
+    ),
+    _rule(
+        r"\bnot allowed to use the (?:machine|accelerator) type",
+        FaultKind.INVALID,
+        Scope.ZONE,
+        "This user agent is not allowed to use the machine type [ct5lp-hightpu-1t]",
     ),
     _rule(
         rf"\A(?s:(?=.*?(?:{_REJECTION}))(?=.*?(?:{_PLACE})))",
