@@ -355,10 +355,10 @@ def test_a_missing_permission_names_the_role_that_has_it(permission: str, role: 
          "gcloud services enable compute.googleapis.com"),
         ("This API method requires billing to be enabled.", "billing account"),
         ("Constraint constraints/compute.vmExternalIpAccess violated for project 1.",
-         "external addresses"),
+         "external_ip: false"),
         ("Constraint constraints/compute.requireShieldedVm violated for project 1.",
          "constraints/compute.requireShieldedVm"),
-        ("A target reservation must be specified", "name the reservation in the job file"),
+        ("A target reservation must be specified", "set `reservation` in the job file"),
     ],
 )  # fmt: skip
 def test_the_advice_names_what_to_change(text: str, advice: str) -> None:

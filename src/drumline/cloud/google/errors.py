@@ -200,9 +200,8 @@ RULES: tuple[Rule, ...] = (
         Scope.REQUEST,
         "Constraint constraints/compute.vmExternalIpAccess violated for project 7.",
         sentence="an organization policy forbids external addresses",
-        advice="ask an administrator to exempt the project from constraints/"
-        "compute.vmExternalIpAccess, or request slices without external addresses, "
-        "then run `drumline resume`",
+        advice="set `external_ip: false` in the job file, or ask an administrator to exempt the "
+        "project from constraints/compute.vmExternalIpAccess, then run `drumline resume`",
     ),
     _rule(
         r"\bconstraint\b.{0,20}constraints/|\bconstraints/[a-z]+\.\w+.{0,40}violated"
@@ -309,7 +308,7 @@ RULES: tuple[Rule, ...] = (
         Scope.REQUEST,
         "A target reservation must be specified when the host project has at least one.",
         sentence="the request must name a reservation",
-        advice="name the reservation in the job file, then run `drumline resume`",
+        advice="set `reservation` in the job file, then run `drumline resume`",
     ),
     _rule(
         r"\breservations?\b.{0,200}(?:not (?:be )?found|not exist|not usable|expired|deleted|not"
