@@ -222,10 +222,10 @@ class FakeSession:
         self._cut_since = None if there else self._clock()
         self.changed.set()
 
-    def ends(self, code: int, error: str = "") -> None:
+    def ends(self, code: int, error: str = "", **facts: Any) -> None:
         now = self._clock()
         self._hosts = [
-            replace(r, phase=HostPhase.EXITED, exit_code=code, error=error, error_at=now)
+            replace(r, phase=HostPhase.EXITED, exit_code=code, error=error, error_at=now, **facts)
             for r in self._hosts
         ]
         self.changed.set()

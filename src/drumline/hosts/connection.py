@@ -6,6 +6,8 @@ host must show the key that the cloud published or, if none is published, the fi
 
 import asyncio
 import contextlib
+import errno
+import ipaddress
 from collections.abc import AsyncIterator
 from pathlib import Path
 from signal import Signals
@@ -16,6 +18,7 @@ import asyncssh
 from drumline.errors import HostError
 from drumline.files import write_atomically
 from drumline.hosts.values import Address, CompletedCommand, Output, Stream, Timing
+from drumline.observed import ContactFailure
 
 USER = "drumline"
 
@@ -26,6 +29,10 @@ class ConnectionLost(HostError):
 
 class HostKeyChanged(HostError):
     """The host shows another key than before, or than the cloud published."""
+
+
+class UnusableFileError(HostError):
+    """A file on this machine that a connection needs is missing or cannot be read."""
 
 
 class KnownHosts:
@@ -112,15 +119,19 @@ class Connection:
     async def open(
         cls, address: Address, key: Path, known_hosts: KnownHosts, timing: Timing
     ) -> Self:
-        """Connect to a host. Raises HostKeyChanged, OSError or asyncssh.Error."""
+        """Connect to a host.
+
+        Raises HostKeyChanged, UnusableFileError, OSError or asyncssh.Error.
+        """
         check = _HostKeyCheck(address, known_hosts)
+        private_key = _read_key(key)
         try:
             ssh, _ = await asyncssh.create_connection(
                 lambda: check,
                 address.ssh_ip,
                 address.ssh_port,
                 username=USER,
-                client_keys=[str(key)],
+                client_keys=[private_key],
                 known_hosts=([], [], []),
                 server_host_key_algs=_key_algorithms(known_hosts.expected_key(address)),
                 x509_trusted_certs=None,
@@ -235,6 +246,68 @@ def _exit_code(status: int | None, signal: tuple[str, bool, str, str] | None) ->
 
 def _decode(output: object) -> str:
     return output.decode("utf-8", "replace") if isinstance(output, bytes) else str(output or "")
+
+
+def _read_key(path: Path) -> asyncssh.SSHKey:
+    try:
+        return asyncssh.read_private_key(path)
+    except FileNotFoundError as error:
+        raise UnusableFileError(
+            f"the SSH key {path} is missing on this machine; hosts of existing slices accept no "
+            "other key, so restore it from a backup, or delete the jobs on these slices"
+        ) from error
+    except (PermissionError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+        raise UnusableFileError(f"the SSH key {path} cannot be read: {error}") from error
+
+
+def check_archive(path: Path) -> None:
+    """Raise UnusableFileError if the archive of the code cannot be read."""
+    try:
+        path.open("rb").close()
+    except (FileNotFoundError, PermissionError) as error:
+        raise UnusableFileError(
+            f"the archive of the code {path} cannot be read on this machine "
+            f"({(error.strerror or '').lower()}); drumline resume packs it again"
+        ) from error
+
+
+# Failures ----------------------------------------------------------------------------------------
+
+_NO_ROUTE = frozenset(
+    {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
+)
+_CLOSED = frozenset({errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
+
+
+def contact_failure(error: BaseException, address: Address) -> ContactFailure:
+    """Return the kind of an error of a connection, or of the attempt to open one."""
+    match error:
+        case UnusableFileError():
+            return ContactFailure.MISSING_FILE
+        case HostKeyChanged():
+            return ContactFailure.HOST_KEY
+        case asyncssh.PermissionDenied():
+            return ContactFailure.KEY_REFUSED
+        case ConnectionRefusedError():
+            return ContactFailure.REFUSED
+        case TimeoutError():
+            return _without_answer(address, ContactFailure.TIMEOUT)
+        case OSError(errno=number) if number in _NO_ROUTE:
+            return _without_answer(address, ContactFailure.UNREACHABLE)
+        case OSError(errno=number) if number is not None and number not in _CLOSED:
+            # Too many open files, a full disk, a proxy command that does not exist.
+            return ContactFailure.LOCAL
+    return ContactFailure.CLOSED
+
+
+def _without_answer(address: Address, failure: ContactFailure) -> ContactFailure:
+    """Return NO_ADDRESS for a host that has only an internal address, else the failure."""
+    try:
+        ip = ipaddress.ip_address(address.ssh_ip)
+    except ValueError:
+        return failure
+    internal = address.ssh_ip == address.internal_ip and ip.is_private and not ip.is_loopback
+    return ContactFailure.NO_ADDRESS if internal else failure
 
 
 def describe_connection_error(error: BaseException) -> str:

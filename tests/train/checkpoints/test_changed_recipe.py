@@ -78,7 +78,7 @@ FEWER_ROWS = {name: column[:100] for name, column in ROWS.items()}
         ),
         (
             lambda: toy(8, model=replace(SHARDED, init=wider)),
-            "the model's parameters are initialized otherwise",
+            "the model's parameters are initialized differently",
         ),
     ],
 )

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 ALWAYS_IGNORED = frozenset({".git", ".venv", "__pycache__"})
 """Names that are never part of the code, even if no .gitignore excludes them."""
 
+IGNORE_FILE = ".drumlineignore"
+"""A file with patterns like those of a .gitignore, which also exclude files that git tracks."""
+
+DEFAULT_IGNORES = (
+    "venv/", "node_modules/", ".cache/", ".mypy_cache/", ".pytest_cache/", ".ruff_cache/",
+    ".hypothesis/", ".ipynb_checkpoints/", ".tox/", ".nox/", ".DS_Store",
+)  # fmt: skip
+"""Environments and caches. A line `!venv/` in a `.drumlineignore` sends them."""
+
 PACKAGE_FOLDER = ".drumline/python"
 """The folder of the bundled Drumline package in the working copy."""
 
@@ -34,19 +43,54 @@ def list_files(folder: Path, skip: Callable[[str], bool] = skip_nothing) -> list
     """
     if not folder.is_dir():
         raise CodeError(f"code: {folder} is not a folder")
+    ignored = _IgnoreFiles(folder)
     names = _git_names(folder)
     if names is None:
-        names = list(files_below(folder, skip))
+        names = list(files_below(folder, lambda path: skip(path) or ignored.has_folder(path)))
     kept = []
     for name in names:
         path = folder / name
         parts = set(PurePosixPath(name).parts)
         if (ALWAYS_IGNORED | {"..", "/"}) & parts or name.startswith(f"{PACKAGE_FOLDER}/"):
             continue
+        if ignored.has_file(name):
+            continue
         # git also lists deleted files that are not committed; sockets and pipes cannot be sent.
         if os.path.islink(path) or os.path.isfile(path) or not _is_enterable(path.parent):
             kept.append(name)
     return sorted(set(kept))
+
+
+class _IgnoreFiles:
+    """The default ignores and every `.drumlineignore` of a working folder."""
+
+    def __init__(self, root: Path) -> None:
+        from pathspec import GitIgnoreSpec
+
+        self._root = root
+        defaults: _Rules = (("", GitIgnoreSpec.from_lines(DEFAULT_IGNORES)),)
+        self._rules = {"": _add_rules(defaults, "", root / IGNORE_FILE)}
+        self._folders = {"": False}
+
+    def has_file(self, path: str) -> bool:
+        """Return True if a file, or a folder above it, is ignored."""
+        folder = path.rpartition("/")[0]
+        return self.has_folder(folder) or _is_ignored(path, self._rules_in(folder))
+
+    def has_folder(self, folder: str) -> bool:
+        """Return True if a folder, or one above it, is ignored."""
+        if folder not in self._folders:
+            above = folder.rpartition("/")[0]
+            self._folders[folder] = self.has_folder(above) or _is_ignored(
+                f"{folder}/", self._rules_in(above)
+            )
+        return self._folders[folder]
+
+    def _rules_in(self, folder: str) -> "_Rules":
+        if folder not in self._rules:
+            above = self._rules_in(folder.rpartition("/")[0])
+            self._rules[folder] = _add_rules(above, folder, self._root / folder / IGNORE_FILE)
+        return self._rules[folder]
 
 
 def _is_enterable(folder: Path) -> bool:

@@ -100,7 +100,7 @@ class Releases:
         """The checkpoint folder of each job that has a slice to delete."""
         self._retry_at: dict[str, float] = {}
         self._known_since: dict[str, float] = {}
-        """When this server first had to delete a slice, by its monotonic clock."""
+        """The time when this server first had to delete a slice, by its monotonic clock."""
         self._failures: dict[str, int] = {}
         self.errors: dict[str, str] = {}
         """The reason why the last delete failed, by slice."""

@@ -122,6 +122,7 @@ class JobFiles:
             "bytes": packed.bytes,
             "drumline": bundled.use,
             "rules": RULES,
+            "largest": packed.largest,
             **left_out_json(packed.left_out),
         }
 
@@ -140,6 +141,7 @@ class JobFiles:
             "files": measured.files,
             "bytes": measured.bytes,
             "drumline": bundled.use,
+            "largest": measured.largest,
             **left_out_json(measured.left_out),
         }
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from drumline.hosts.packing.rules import left_out_line
+from drumline.hosts.packing.rules import packing_notes
 from drumline.hosts.values import working_copy
 from drumline.jobs.controller.sessions import attempt_key
 from drumline.jobs.controller.supervisor import Supervisor
@@ -180,11 +180,11 @@ class JobService:
         warnings = self.files.warnings(spec, choices, bundled)
         for warning in warnings:
             self.store.add_event(record.job.id, Event("warning", warning), now)
-        left_out = left_out_fields(archive)
-        if line := left_out_line(left_out):
+        packing = packing_fields(archive)
+        for line in packing_notes(packing):
             self.store.add_event(record.job.id, Event("note", line), now)
         self.supervisor.wake()
-        return views.full(self.supervisor, record) | {"warnings": warnings} | left_out
+        return views.full(self.supervisor, record) | {"warnings": warnings} | packing
 
     def _take_over(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any]
@@ -216,7 +216,7 @@ class JobService:
     async def plan(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the dry run of `create`: `lines` for the user, and the files `left_out`."""
+        """Return the dry run of `create`: `lines` for the user, and fields about files."""
         start_lines = []
         if origin and origin.get("from"):
             raw, origin = self._take_over(raw, origin)
@@ -226,10 +226,9 @@ class JobService:
         bundled = await self.files.choose_package(spec)
         archive = await self.files.measure(spec, bundled)
         warnings = [f"! {warning}" for warning in self.files.warnings(spec, choices, bundled)]
-        left_out = left_out_fields(archive)
-        omitted = [line] if (line := left_out_line(left_out)) else []
-        lines = [*views.plan_lines(spec, choices, archive), *omitted, *start_lines, *warnings]
-        return {"lines": lines} | left_out
+        packing = packing_fields(archive)
+        notes = [*packing_notes(packing), *start_lines, *warnings]
+        return {"lines": [*views.plan_lines(spec, choices, archive), *notes]} | packing
 
     # --- verbs ------------------------------------------------------------------------------
 
@@ -338,10 +337,10 @@ class JobService:
         with self.folders.new_secrets(job_id, {name: secrets[name] for name in spec.secrets}):
             verb = partial(verbs.resume, requested=requested, terms=terms, changes=changed)
             text = self._change(job_id, verb, stored)
-        left_out = left_out_fields(archive)
-        if line := left_out_line(left_out):
+        packing = packing_fields(archive)
+        for line in packing_notes(packing):
             self.store.add_event(job_id, Event("note", line), time.time())
-        return self._answer(self.record(job_id), text) | {"changes": changed} | left_out
+        return self._answer(self.record(job_id), text) | {"changes": changed} | packing
 
     def _require_same_capacity(
         self, job: Job, before: Mapping[str, Any], after: Mapping[str, Any]
@@ -415,10 +414,11 @@ class JobService:
         ]
 
 
-def left_out_fields(archive: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields about omitted files of an archive, packed or measured."""
+def packing_fields(archive: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields about omitted and large files of an archive, packed or measured."""
     fields = archive or {}
     return {
         "left_out": fields.get("left_out", []),
         "left_out_total": fields.get("left_out_total", 0),
+        "largest": fields.get("largest", []),
     }

@@ -176,10 +176,10 @@ class JobSpec(BaseModel):
     )
     include: Annotated[tuple[str, ...], BeforeValidator(checks.include)] = Field(
         default=(),
-        description="Files in `workdir` to send although they look secret or only you can read "
-        "them (see [Files sent to the hosts](#files-sent-to-the-hosts)). Name a key or password "
-        "file by its path. `.gitignore` patterns only match files that are left out because of "
-        "their permissions. The home folder of Drumline is never sent.",
+        description="Files in `workdir` to send even if they look like secrets or only you can "
+        "read them (see [Files sent to the hosts](#files-sent-to-the-hosts)). Name a key or "
+        "password file by its path. A `.gitignore` pattern only matches files that are left out "
+        "because of their permissions. The home folder of Drumline is never sent.",
         examples=[["deploy/test_key.pem"], ["*.py", "configs/"]],
     )
     setup: Annotated[str | None, _optional(checks.script)] = Field(
@@ -226,7 +226,7 @@ class JobSpec(BaseModel):
         description="The location for checkpoints: a folder in a bucket, or a folder on the "
         "hosts. Each job gets its own subfolder, whose name ends with the number of the "
         "job. On Google Cloud, a folder on the hosts must be below a mount. With the emulator, a "
-        "relative folder starts at the job file.",
+        "relative folder is relative to the job file.",
         examples=["gs://lab-data-us-central2/checkpoints"],
     )
     retry: Annotated[Retry, BeforeValidator(_retry)] = Field(
@@ -277,8 +277,8 @@ class JobSpec(BaseModel):
         default=None,
         description="A regular expression that finds the step in the log, for programs without a "
         "heartbeat. It needs a group `step`; other groups (`loss`, `total`, `rate`) are shown and "
-        "plotted like metrics of a heartbeat. An expression that is too slow is rejected, or "
-        "disabled when a line of the log turns out to be too slow.",
+        "plotted like metrics of a heartbeat. An expression that is too slow is rejected, and "
+        "one that takes too long to match a line of the log is disabled.",
         examples=[r"step (?P<step>\d+)", r"completed step: (?P<step>\d+), .*loss: (?P<loss>\S+)"],
     )
     stuck_after: Annotated[float | Literal["never"], BeforeValidator(checks.stuck_after)] = Field(

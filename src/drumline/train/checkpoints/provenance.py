@@ -195,7 +195,7 @@ def _model_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Iter
         yield Change("the model's loss computes something else", breaking=True)
     # Checkpoints of earlier versions do not record the initialization.
     if saved.get("init", current["init"]) != current["init"]:
-        yield Change("the model's parameters are initialized otherwise", breaking=True)
+        yield Change("the model's parameters are initialized differently", breaking=True)
 
 
 def _device_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Change]:
