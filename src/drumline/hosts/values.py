@@ -136,6 +136,11 @@ def working_copy(job_id: str, sha: str | None) -> str:
     return f"work/{_file_name(job_id)}/{(sha or 'empty')[:12]}"
 
 
+def known_hosts_name(slice_name: str) -> str:
+    """Return the name of the file with the host keys of a slice."""
+    return _file_name(slice_name)
+
+
 def _file_name(text: str) -> str:
     """Escape any text so that it is a single component of a path."""
     return quote(text, safe="").replace(".", "%2E")
