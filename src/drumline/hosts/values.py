@@ -99,6 +99,10 @@ class Timing:
     """The longest delay between two connections; a host takes a minute to boot."""
     device_wait: float = 60.0
     """The wait for a busy chip, which stays busy for seconds after its process has ended."""
+    setup_retries: int = 20
+    """The number of times that a set-up step is repeated after an error that passes by itself."""
+    setup_pause: float = 15.0
+    """Seconds before each repetition. A fresh VM updates itself for minutes."""
     stop_margin: float = 10.0
     """The time beyond the grace that `stop` waits for a host that does not answer."""
 
