@@ -88,6 +88,8 @@ class ContactFailure(StrEnum):
     """The host, or a device in between, closed the connection before the login."""
     HOST_KEY = "host key"
     """The host shows another key than before."""
+    PROXY = "proxy"
+    """The proxy command of the job failed, or made no connection."""
     LOCAL = "this machine"
     """This machine cannot connect now: it has too many open files, for example."""
     MISSING_FILE = "missing file"

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import asyncssh
@@ -11,6 +12,7 @@ import pytest
 from drumline.hosts.connection import (
     Connection,
     HostKeyChanged,
+    ProxyFailed,
     UnusableFileError,
     contact_failure,
     describe_connection_error,
@@ -63,6 +65,16 @@ def test_a_host_without_external_address_is_told_from_a_firewall(number: int) ->
     assert contact_failure(failed(number), INTERNAL) is ContactFailure.NO_ADDRESS
     loopback = Address("127.0.0.1", 22, "127.0.0.1")
     assert contact_failure(failed(number), loopback) is not ContactFailure.NO_ADDRESS
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError(), asyncssh.ConnectionLost(""), ProxyFailed("iap failed: 4033")]
+)
+def test_a_host_that_does_not_answer_through_a_proxy_is_a_failure_of_the_proxy(
+    error: Exception,
+) -> None:
+    address = replace(INTERNAL, proxy_command=("iap",))
+    assert contact_failure(error, address) is ContactFailure.PROXY
 
 
 def test_a_host_that_rejects_the_key_says_so_in_its_report(tmp_path: Path) -> None:

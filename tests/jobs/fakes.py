@@ -104,6 +104,7 @@ class FakeCloud:
         """The error of every read of host keys."""
         self.buckets: dict[str, str] = {}
         self._clock = clock
+        self.asked: list[PlacementRequest] = []
         self.requested: dict[str, ListedRequest] = {}
         self.held: dict[str, ListedNode] = {}
 
@@ -151,6 +152,7 @@ class FakeCloud:
 
     async def ask(self, request: PlacementRequest) -> None:
         self._called("ask", request.name)
+        self.asked.append(request)
         await asyncio.sleep(self.slow)
         if self.refusal:
             raise self.refusal
@@ -179,6 +181,9 @@ class FakeCloud:
             raise self.no_keys
         return []
 
+    async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
+        return [f"instance-{index}" for index in range(len(placement.endpoints))]
+
     async def bucket_location(self, bucket: str) -> str | None:
         self._called("bucket", bucket)
         return self.buckets.get(bucket)
@@ -194,6 +199,7 @@ class FakeSession:
 
     def __init__(self, program: Program, addresses: list[Address], **means: Any) -> None:
         self.program = program
+        self.addresses = addresses
         self.changed = asyncio.Event()
         self._clock: Callable[[], float] = means["clock"]
         self._cut_since: float | None = None

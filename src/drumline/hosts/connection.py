@@ -8,10 +8,13 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
-from collections.abc import AsyncIterator
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from signal import Signals
-from typing import Self
+from signal import SIGKILL, Signals
+from typing import IO, Self
 
 import asyncssh
 
@@ -25,6 +28,10 @@ USER = "drumline"
 
 class ConnectionLost(HostError):
     """The connection ended before the command, whose exit code is unknown."""
+
+
+class ProxyFailed(HostError):
+    """The proxy command ended without a connection. The text has the last line of its errors."""
 
 
 class HostKeyChanged(HostError):
@@ -108,12 +115,60 @@ class _HostKeyCheck(asyncssh.SSHClient):
         return not self.rejected
 
 
+class _Proxy:
+    """A running proxy command, with a socket as its input and output.
+
+    asyncssh can run one too, but takes its errors for data of the host.
+    """
+
+    def __init__(self, program: str, process: asyncio.subprocess.Process, errors: IO[bytes]):
+        self._program = program
+        self._process = process
+        self._errors = errors
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> tuple[Self, socket.socket]:
+        """Start the command. Return it with the socket to speak SSH over. Raises ProxyFailed."""
+        local, remote = socket.socketpair()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  closed by `stop`
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=remote.fileno(),
+                stdout=remote.fileno(),
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            local.close()
+            errors.close()
+            reason = (error.strerror or str(error)).lower()
+            raise ProxyFailed(f"the proxy command {command[0]} cannot run: {reason}") from error
+        finally:
+            remote.close()
+        return cls(command[0], process, errors), local
+
+    def error(self) -> str:
+        """Return the last line that the command wrote to stderr; empty if there is none."""
+        self._errors.seek(0)
+        text = self._errors.read(1 << 16).decode("utf-8", "replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return f"the proxy command {self._program} failed: {lines[-1][:300]}" if lines else ""
+
+    def stop(self) -> None:
+        """Kill the command and the processes that it started."""
+        self._errors.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, SIGKILL)
+
+
 class Connection:
     """An open connection, which may run any number of commands at the same time."""
 
-    def __init__(self, ssh: asyncssh.SSHClientConnection) -> None:
-        """`ssh` is an established connection."""
+    def __init__(self, ssh: asyncssh.SSHClientConnection, proxy: _Proxy | None = None) -> None:
+        """`ssh` is an established connection, over a proxy if there is one."""
         self._ssh = ssh
+        self._proxy = proxy
 
     @classmethod
     async def open(
@@ -121,15 +176,19 @@ class Connection:
     ) -> Self:
         """Connect to a host.
 
-        Raises HostKeyChanged, UnusableFileError, OSError or asyncssh.Error.
+        Raises HostKeyChanged, ProxyFailed, UnusableFileError, OSError or asyncssh.Error.
         """
         check = _HostKeyCheck(address, known_hosts)
         private_key = _read_key(key)
+        ssh, proxy, sock = None, None, None
+        if address.proxy_command:
+            proxy, sock = await _Proxy.start(address.proxy_command)
         try:
             ssh, _ = await asyncssh.create_connection(
                 lambda: check,
                 address.ssh_ip,
                 address.ssh_port,
+                sock=sock,
                 username=USER,
                 client_keys=[private_key],
                 known_hosts=([], [], []),
@@ -153,8 +212,15 @@ class Connection:
                     f"replaced, remove its line from {known_hosts.file}"
                 ) from error
             raise
+        except (OSError, asyncssh.ConnectionLost) as error:
+            if proxy is not None and (message := proxy.error()):
+                raise ProxyFailed(message) from error
+            raise
+        finally:
+            if proxy is not None and ssh is None:
+                proxy.stop()
         known_hosts.pin(address, check.key)
-        return cls(ssh)
+        return cls(ssh, proxy)
 
     async def run(
         self, command: str, input_bytes: bytes = b"", input_file: Path | None = None
@@ -228,10 +294,14 @@ class Connection:
         self._ssh.close()
         with contextlib.suppress(asyncssh.Error, OSError):
             await self._ssh.wait_closed()
+        if self._proxy is not None:
+            self._proxy.stop()
 
     def abort(self) -> None:
         """Close the connection at once, without a disconnect message."""
         self._ssh.abort()
+        if self._proxy is not None:
+            self._proxy.stop()
 
 
 def _exit_code(status: int | None, signal: tuple[str, bool, str, str] | None) -> int:
@@ -286,16 +356,20 @@ def contact_failure(error: BaseException, address: Address) -> ContactFailure:
             return ContactFailure.MISSING_FILE
         case HostKeyChanged():
             return ContactFailure.HOST_KEY
+        case ProxyFailed():
+            return ContactFailure.PROXY
         case asyncssh.PermissionDenied():
             return ContactFailure.KEY_REFUSED
         case ConnectionRefusedError():
             return ContactFailure.REFUSED
+        case TimeoutError() | asyncssh.ConnectionLost() if address.proxy_command:
+            return ContactFailure.PROXY
         case TimeoutError():
             return _without_answer(address, ContactFailure.TIMEOUT)
         case OSError(errno=number) if number in _NO_ROUTE:
             return _without_answer(address, ContactFailure.UNREACHABLE)
         case OSError(errno=number) if number is not None and number not in _CLOSED:
-            # Too many open files, a full disk, a proxy command that does not exist.
+            # Too many open files, or a full disk.
             return ContactFailure.LOCAL
     return ContactFailure.CLOSED
 

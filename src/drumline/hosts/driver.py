@@ -23,6 +23,7 @@ from drumline.hosts.connection import (
     ConnectionLost,
     HostKeyChanged,
     KnownHosts,
+    ProxyFailed,
     UnusableFileError,
     check_archive,
     contact_failure,
@@ -45,7 +46,7 @@ from drumline.hosts.values import (
 from drumline.observed import ContactFailure, HostPhase, HostReport
 
 CONNECTION_ERRORS = (
-    OSError, asyncssh.Error, ConnectionLost, HostKeyChanged, UnusableFileError,
+    OSError, asyncssh.Error, ConnectionLost, HostKeyChanged, ProxyFailed, UnusableFileError,
 )  # fmt: skip
 TAIL_LINES = 20
 TAIL_BYTES = 16_384

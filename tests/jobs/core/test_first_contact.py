@@ -12,6 +12,7 @@ NETWORK = [
     (ContactFailure.UNREACHABLE, "no route"),
     (ContactFailure.NO_ADDRESS, "external address"),
     (ContactFailure.KEY_REFUSED, "OS Login"),
+    (ContactFailure.PROXY, "ssh.proxy_command"),
     (ContactFailure.CLOSED, "before the login"),
 ]
 

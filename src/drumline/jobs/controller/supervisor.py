@@ -98,7 +98,7 @@ class Supervisor:
         self._clock = clock
         self._wall = wall
         limit = RateLimit(config.requests_per_minute, clock)
-        self._requests = SliceRequests(cloud, store.owner, public_key, limit)
+        self._requests = SliceRequests(cloud, store.owner, public_key, limit, config.slice_settings)
         self._availability = Availability(config.zone_backoff_scale, clock)
         self._last_inputs: dict[str, DecisionInputs] = {}
         """The inputs of the last decision on each job without a placement."""

@@ -246,6 +246,11 @@ FIRST_CONTACT_ADVICE = {
         "proxy command such as IAP",
         slices=1,
     ),
+    ContactFailure.PROXY: Advice(
+        "the proxy command makes no connection",
+        "drumline show has its last error; correct ssh.proxy_command",
+        slices=1,
+    ),
     ContactFailure.TIMEOUT: Advice(
         "connections to port 22 time out",
         "allow TCP port 22 from this machine in the firewall of the hosts' network, or connect "

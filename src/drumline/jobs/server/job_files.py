@@ -18,6 +18,7 @@ from drumline.jobs.billing import quota_warnings
 from drumline.jobs.config import Config
 from drumline.jobs.core.state import Candidate
 from drumline.jobs.server.verbs import RequestError
+from drumline.jobs.slice_settings import check_zones
 
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
@@ -69,6 +70,10 @@ class JobFiles:
             except CloudError:
                 locations[use.bucket] = None
         choices, message = check_regions(spec, choices, locations)
+        if message:
+            raise RequestError(message)
+        settings = spec.slice_settings.over(config.slice_settings)
+        choices, message = check_zones(settings, choices, any_zone=spec.zones == "any")
         if message:
             raise RequestError(message)
         if not choices:
