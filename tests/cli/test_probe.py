@@ -84,7 +84,7 @@ def test_an_interrupted_probe_deletes_its_slice(world: World, name: str) -> None
     world.emulator("capacity", zone="local-b", accelerator="v4", chips=0)
     process = probe(world, "--zone", "local-b", "--accelerator", "v4-8")
     assert process.stdout is not None
-    lines = []
+    lines: list[str] = []
     while "· state" not in "".join(lines[-1:]):
         lines.append(process.stdout.readline())
         assert lines[-1], "".join(lines)

@@ -29,12 +29,12 @@ def run_probe(zone: str | None, accelerator: str | None, capacity: str | None, y
     confirm("init --probe", "Continue?", yes)
     folders = Folders(config.home)
     path = config.home / f"probe-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-    report = probes.Report(path, lambda line: typer.echo(sanitize(line)))
+    report = probes.ProbeReport(path, lambda line: typer.echo(sanitize(line)))
     known_hosts = folders.known_hosts(path.stem)
 
     async def run() -> bool:
         cloud = connect(config, Dependencies(on_answer=report.answer))
-        access = probes.Access(folders.key, ssh_key(folders), known_hosts)
+        access = probes.ProbeAccess(folders.key, ssh_key(folders), known_hosts)
         limits = probes.probe_limits(config)
         probe = probes.Probe(cloud, plan, config.slice_settings, access, report, limits)
         loop = asyncio.get_running_loop()

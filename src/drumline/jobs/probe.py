@@ -52,7 +52,7 @@ _CHECK = "uname -sr; python3 --version; ls /dev/accel* /dev/vfio 2>/dev/null | t
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProbePlan:
     """The slice of a probe."""
 
     project: str
@@ -71,7 +71,7 @@ class Plan:
 
 def plan_probe(
     config: Config, zone: str | None, accelerator: str | None, capacity: str | None
-) -> Plan:
+) -> ProbePlan:
     """Return the slice to request: by default the smallest in the first zone of the settings.
 
     The quota of a zone, if the settings have one, decides the generation and the tier.
@@ -103,7 +103,7 @@ def plan_probe(
         capacity = next(granted, "spot")
     if capacity not in {"spot", "on-demand", "reserved"}:
         raise UserError(f"--capacity {capacity}: use spot, on-demand or reserved")
-    return Plan(config.project, zone, tpu_slice.name, capacity)
+    return ProbePlan(config.project, zone, tpu_slice.name, capacity)
 
 
 # --- The report -------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def without_secrets(value: Any) -> Any:
     return _SECRET_TEXT.sub(REMOVED, value) if isinstance(value, str) else value
 
 
-class Report:
+class ProbeReport:
     """The lines of a probe: on the screen, and complete in a file of mode 0600."""
 
     def __init__(self, path: Path, echo: Callable[[str], None]) -> None:
@@ -168,7 +168,7 @@ class Report:
         self.line(f"✗ {self._step:<12} {text}")
 
     def answer(self, call: RestCall, status: int | None, body: bytes) -> None:
-        """Print and save an answer of the cloud, unless the same call had the same answer before."""
+        """Print and save an answer of the cloud, unless the call had the same answer before."""
         path = urlsplit(call.url).path
         try:
             shown = json.dumps(without_secrets(json.loads(body or b"{}")))
@@ -199,7 +199,7 @@ class _StepFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Access:
+class ProbeAccess:
     """The SSH key of this home, and a file for the host keys of the probe."""
 
     key: Path
@@ -208,7 +208,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProbeLimits:
     """The waits of a probe in seconds."""
 
     poll: float = 5.0
@@ -224,11 +224,11 @@ class Probe:
     def __init__(
         self,
         cloud: TpuApi,
-        plan: Plan,
+        plan: ProbePlan,
         settings: SliceSettings,
-        access: Access,
-        report: Report,
-        limits: Limits,
+        access: ProbeAccess,
+        report: ProbeReport,
+        limits: ProbeLimits,
     ) -> None:
         """`settings` are those of config.yaml for all jobs."""
         self._cloud = cloud
@@ -279,8 +279,8 @@ class Probe:
         """Take the steps before the deletion. Return False if one failed."""
         try:
             await self._check_access()
-            operation = await self._request()
-            placement = await self._wait_until_ready(operation)
+            await self._request()
+            placement = await self._wait_until_ready()
             await self._connect(placement)
         except _StepFailed:
             return False
@@ -318,7 +318,7 @@ class Probe:
         # A permission on a single account or bucket is not visible here, so this is no failure.
         report.done(f"not granted on the project: {', '.join(required)}" if required else "all")
 
-    async def _request(self) -> str:
+    async def _request(self) -> None:
         report, plan = self._report, self._plan
         report.begin("request")
         metadata = {"ssh-keys": f"drumline:{self._access.public_key}", "enable-oslogin": "FALSE"}
@@ -334,14 +334,13 @@ class Probe:
         )
         self.may_exist = True
         try:
-            operation = await self._cloud.ask(request) or ""
+            await self._cloud.ask(request)
         except CloudError as error:
             self._refused = error.code in _REFUSED
             raise self._fail(error) from error
         report.done(f"{self.name}: {plan.accelerator}, {plan.capacity}, in {plan.zone}")
-        return operation
 
-    async def _wait_until_ready(self, operation: str) -> ListedPlacement:
+    async def _wait_until_ready(self) -> ListedPlacement:
         report, before = self._report, ""
         report.begin("state")
         hosts = slice_of(self._plan.accelerator).hosts
@@ -357,10 +356,6 @@ class Probe:
                     if placement is not None and placement.state is PlacementState.LOST:
                         refusal = placement.refusal
                         raise self._fail(refusal.message if refusal else placement.lost_reason)
-                    if placement is None and operation:
-                        creation = await self._cloud.operation(operation)
-                        if creation is not None and creation.error is not None:
-                            raise self._fail(creation.error)
                     if (
                         placement is not None
                         and placement.state is PlacementState.READY
@@ -467,7 +462,7 @@ class Probe:
         )
 
 
-def probe_limits(config: Config) -> Limits:
+def probe_limits(config: Config) -> ProbeLimits:
     """Return the waits for a cloud: the emulator needs seconds."""
-    fast = Limits(poll=0.2, ready=120.0, connect=60.0, delete=60.0, unseen=1.0)
-    return fast if config.local else replace(Limits(), poll=min(config.poll_seconds, 5.0))
+    fast = ProbeLimits(poll=0.2, ready=120.0, connect=60.0, delete=60.0, unseen=1.0)
+    return fast if config.local else replace(ProbeLimits(), poll=min(config.poll_seconds, 5.0))

@@ -35,7 +35,7 @@ PERMISSIONS = (
     Permission(
         "storage.objects.create",
         "roles/storage.objectAdmin",
-        "write checkpoints (the account of the hosts)",
+        "write checkpoints, with the account of the hosts",
         required=False,
     ),
     Permission(
