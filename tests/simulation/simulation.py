@@ -9,8 +9,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline.cloud.google.errors import _PATTERNS
+from drumline.cloud.google.errors import RULES, classify
 from drumline.cloud.model.errors import RpcStatus
+from drumline.jobs.core.refusals import RefusalAction, action_for
 from tests.simulation.cloud import SimulatedCloud, Weather
 from tests.simulation.environment import Environment, RandomStreams
 from tests.simulation.invariants import Invariants
@@ -33,7 +34,12 @@ MORNING = 12 * HOUR
 TIDY = 3 * HOUR
 """After the last job ended, nothing of ours is left within this: a kept slice stays an hour."""
 SHM = Path("/dev/shm")  # noqa: S108, a file system in memory
-TEXTS = tuple(row.example for row in _PATTERNS)
+TEXTS = tuple(
+    rule.example
+    for rule in RULES
+    if action_for(classify(8, rule.example)) is not RefusalAction.GIVE_UP
+)
+"""Texts of failed requests after which a job continues."""
 
 
 @dataclass(frozen=True)

@@ -165,11 +165,11 @@ class TestErrors:
             (refused(404, "NOT_FOUND", "m"), 5),
             (refused(409, "SOMETHING_NEW", "m"), 10),
             (refused(429, "RESOURCE_EXHAUSTED", "There is no more capacity in the zone"), 8),
-            (httpx.Response(418, content=b"teapot"), 2),
-            (httpx.Response(301, headers={"Location": "http://elsewhere"}), 2),
+            (httpx.Response(418, content=b"teapot"), 14),
+            (httpx.Response(301, headers={"Location": "http://elsewhere"}), 14),
             (httpx.Response(400, content=b'[{"error": {"status": "OUT_OF_RANGE"}}]'), 11),
             (httpx.Response(403, content=b'{"error": "invalid"}'), 7),
-            (httpx.Response(400, content=b"[" * 100_000), 3),
+            (httpx.Response(400, content=b"[" * 100_000), 14),
         ],
     )
     def test_carry_the_rpc_code(self, answer: httpx.Response, code: int) -> None:

@@ -295,7 +295,8 @@ class TestBuckets:
         assert str(script.seen[0].url) == "http://127.0.0.1:9/storage/v1/b/b?fields=location"
 
     @pytest.mark.parametrize(
-        "answer", [httpx.Response(403), httpx.Response(404), ok(), ok(location=3)]
+        "answer",
+        [httpx.Response(403), refused(404, None, "Not Found"), ok(), ok(location=3)],
     )
     def test_an_unreadable_bucket_has_no_location(self, answer: httpx.Response) -> None:
         assert run(Script([answer]), lambda api: api.bucket_location("b")) is None

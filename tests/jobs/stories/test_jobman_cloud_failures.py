@@ -31,7 +31,7 @@ def test_04_failed_status_calls_end_no_waiting_job_and_leave_no_request(tmp_path
         harness.cloud.error = UNAVAILABLE
         await asyncio.sleep(HOUR)
         assert {harness.status(job) for job in jobs} == {"WAITING"}
-        assert "no answer from the cloud" in harness.show(jobs[0])["reason"]
+        assert f"the cloud failed for {ZONE}" in harness.show(jobs[0])["reason"]
         harness.cloud.error = None
         await asyncio.sleep(60)
         assert {harness.status(job) for job in jobs} == {"WAITING"}
