@@ -75,6 +75,8 @@ def test_a_failed_step_is_explained_and_nothing_is_left(world: World) -> None:
     assert code == 1
     assert "✗ login" in output
     assert "local-c" in output
+    assert "the cloud's own words: " in output
+    assert "you can: ask an administrator" in output
     world.emulator("faults", clear=True)
     assert world.resources() == []
 

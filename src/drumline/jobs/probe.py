@@ -20,16 +20,22 @@ from urllib.parse import urlsplit
 import asyncssh
 
 from drumline.chips import LOCAL_ZONES, slice_of, slices, zone_offers
-from drumline.cloud.google.errors import Rpc, refusal
+from drumline.cloud.google.errors import Rpc, explain
 from drumline.cloud.google.permissions import PERMISSIONS
 from drumline.cloud.google.rest import RestCall
 from drumline.cloud.google.tpu_api import TpuApi
 from drumline.cloud.protocol import CloudError, PlacementRequest
 from drumline.errors import HostError, UserError
-from drumline.hosts.connection import Connection, KnownHosts, describe_connection_error
+from drumline.hosts.connection import (
+    Connection,
+    KnownHosts,
+    contact_failure,
+    describe_connection_error,
+)
 from drumline.hosts.values import Address, Timing
 from drumline.jobs.billing import price_per_hour
 from drumline.jobs.config import Config
+from drumline.jobs.core.outcomes import FIRST_CONTACT_ADVICE
 from drumline.jobs.slice_settings import SliceSettings, names_instances, proxy_arguments
 from drumline.observed import ListedPlacement, PlacementState
 
@@ -289,8 +295,10 @@ class Probe:
     def _fail(self, error: CloudError | str) -> _StepFailed:
         """Report the failure of a step. Return the exception to raise."""
         if isinstance(error, CloudError):
-            self._report.failed(refusal(error.code, str(error), self._plan.zone).message)
-            self._report.line(f"    the cloud's own words: {error}")
+            meaning = explain(error.code, str(error), self._plan.zone)
+            self._report.failed(meaning.sentence)
+            self._report.line(f"    the cloud's own words: {meaning.words or error}")
+            self._report.line(f"    you can: {meaning.advice}")
         else:
             self._report.failed(error)
         return _StepFailed()
@@ -355,7 +363,7 @@ class Probe:
                         before = state
                     if placement is not None and placement.state is PlacementState.LOST:
                         refusal = placement.refusal
-                        raise self._fail(refusal.message if refusal else placement.lost_reason)
+                        raise self._fail(refusal.text if refusal else placement.lost_reason)
                     if (
                         placement is not None
                         and placement.state is PlacementState.READY
@@ -418,7 +426,10 @@ class Probe:
             except (OSError, asyncssh.Error, HostError) as error:
                 reason = describe_connection_error(error)
                 if time.monotonic() > deadline:
-                    raise self._fail(reason) from error
+                    advice = FIRST_CONTACT_ADVICE.get(contact_failure(error, address))
+                    raise self._fail(
+                        f"{reason}; you can: {advice.change}" if advice else reason
+                    ) from error
                 self._report.line(f"  · {reason}; trying again")
                 await asyncio.sleep(self._limits.poll)
             else:
