@@ -38,6 +38,10 @@ _BEING_DELETED = re.compile(
 )
 
 
+_NO_GUEST_ATTRIBUTES = {Rpc.NOT_FOUND, Rpc.FAILED_PRECONDITION, Rpc.UNIMPLEMENTED}
+"""Answers of a cloud whose hosts publish no guest attributes, or whose project disables them."""
+
+
 class TpuApi:
     """The Cloud TPU API; see `protocol.Cloud` for the guarantees of each call."""
 
@@ -132,17 +136,20 @@ class TpuApi:
         return [key for node_keys in keys for key in node_keys] if all(keys) else []
 
     async def _node_host_keys(self, zone: str, node: str) -> list[str | None]:
+        """Return the key of each host, or None where the cloud answers that there is none.
+
+        Any other error is raised: a key that cannot be read may still be published.
+        """
         url = self._url(zone, "nodes", node)
         deadline = self._client.deadline()
-        try:
-            hosts = messages.count_hosts(await self._client.send(RestCall("GET", url), deadline))
-        except CloudError:
-            return []
+        hosts = messages.count_hosts(await self._client.send(RestCall("GET", url), deadline))
         call = RestCall("POST", f"{url}:getGuestAttributes", body={"queryPath": "hostkeys/"})
         try:
             return messages.parse_host_keys(await self._client.send(call, deadline), hosts)
-        except CloudError:
-            return [None] * hosts
+        except CloudError as error:
+            if error.code in _NO_GUEST_ATTRIBUTES:
+                return [None] * hosts
+            raise
 
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
         """Return the name of the instance of each host, slice by slice; None if not published."""
