@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from drumline.cloud.google.errors import classify, explain
+from drumline.cloud.google.permissions import PERMISSIONS, Permission, role_of
 from drumline.cloud.google.responses import parse_answer, parse_error
 from drumline.observed import Fault, FaultKind, Scope
 
@@ -345,6 +346,11 @@ def test_a_missing_permission_names_the_role_that_has_it(permission: str, role: 
     meaning = explain(7, text, "us-central2-b")
     assert permission in meaning.sentence
     assert role in meaning.advice
+
+
+@pytest.mark.parametrize("needed", PERMISSIONS, ids=lambda needed: needed.name)
+def test_errors_name_the_roles_that_the_probe_names(needed: Permission) -> None:
+    assert needed.role in role_of(needed.name)
 
 
 @pytest.mark.parametrize(

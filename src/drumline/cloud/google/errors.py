@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from drumline.cloud.google.permissions import role_of
 from drumline.observed import Fault, FaultKind, Refusal, Scope
 
 
@@ -488,34 +489,6 @@ _ACT_AS = re.compile(r"\bactAs\b|\bact as\b|serviceAccountUser", re.IGNORECASE)
 _SERVICE = re.compile(r"\b(?!type\b|www\b)[a-z]{2,40}\.googleapis\.com\b")
 _CONSTRAINT = re.compile(r"\bconstraints/[\w.]+\w|\b(?:compute|iam|gcp|tpu)\.[a-z]+[A-Z]\w+")
 
-# The first pattern that matches a permission names the smallest predefined role that has it.
-_ROLES: tuple[tuple[str, str], ...] = (
-    (r"tpu\..*\.(?:get|list|getIamPolicy)", "roles/tpu.viewer"),
-    (r"tpu\.", "roles/tpu.admin"),
-    (r"iam\.serviceAccounts\.actAs", "roles/iam.serviceAccountUser"),
-    (r"iam\.serviceAccounts\.(?:get(?:AccessToken|OpenIdToken)|sign|implicit)",
-     "roles/iam.serviceAccountTokenCreator"),
-    (r"iam\.serviceAccounts\.(?:get|list)$", "roles/iam.serviceAccountViewer"),
-    (r"iam\.", "roles/iam.serviceAccountAdmin"),
-    (r"serviceusage\.services\.(?:enable|disable)", "roles/serviceusage.serviceUsageAdmin"),
-    (r"serviceusage\.", "roles/serviceusage.serviceUsageConsumer"),
-    (r"compute\.(?:sub)?networks\.use|compute\.addresses\.use", "roles/compute.networkUser"),
-    (r"compute\.firewalls\.(?:create|delete|update)", "roles/compute.securityAdmin"),
-    (r"compute\..*\.(?:get|list)", "roles/compute.viewer"),
-    (r"compute\.(?:instances|disks|projects\.setCommonInstanceMetadata)",
-     "roles/compute.instanceAdmin.v1"),
-    (r"compute\.", "roles/compute.admin"),
-    (r"storage\.objects\.(?:get|list)", "roles/storage.objectViewer"),
-    (r"storage\.objects\.", "roles/storage.objectUser"),
-    (r"storage\.", "roles/storage.admin"),
-    (r"resourcemanager\.projects\.get", "roles/browser"),
-    (r"cloudquotas\.", "roles/cloudquotas.viewer"),
-    (r"monitoring\.", "roles/monitoring.viewer"),
-    (r"logging\.", "roles/logging.logWriter"),
-    (r"artifactregistry\.", "roles/artifactregistry.reader"),
-    (r"secretmanager\.", "roles/secretmanager.secretAccessor"),
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class ErrorMeaning:
@@ -557,7 +530,7 @@ def explain(code: int | None, text: str, zone: str) -> ErrorMeaning:
     if permission and not (rule and rule.sentence):
         sentence = f"the permission {permission} is missing"
         sentence += " in {zone}" if fault.scope is Scope.ZONE else ""
-        advice = f"ask an administrator of the project for {_role(permission)}"
+        advice = f"ask an administrator of the project for {role_of(permission)}"
     service, constraint = _SERVICE.search(text), _CONSTRAINT.search(text)
     values = {
         "zone": zone,
@@ -586,11 +559,6 @@ def _permission(text: str) -> str:
         if match["name"].rpartition(".")[2] not in {"com", "org", "net", "io", "dev"}:
             return match["name"]
     return ""
-
-
-def _role(permission: str) -> str:
-    role = next((role for pattern, role in _ROLES if re.match(pattern, permission)), None)
-    return f"the role {role}" if role else "a role that has it"
 
 
 def _explain_quota(fault: Fault, zone: str, text: str) -> str:
