@@ -161,6 +161,21 @@ def test_a_mistake_is_one_sentence(explain: Explain, options: list[str], message
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ["[]", "{}", '{"name": "n", "state": "READY"}', '{"name": "o", "done": true, "response": {}}'],
+)
+def test_an_answer_without_an_error_is_not_explained(explain: Explain, answer: str) -> None:
+    code, out, err = explain(answer, "--api")
+    assert (code, out) == (2, "")
+    assert "reports no error" in err
+
+
+def test_a_listed_node_that_was_preempted_is_explained(explain: Explain) -> None:
+    explained = explain.api('{"name": "n", "state": "PREEMPTED"}')
+    assert (explained["means"], explained["action"]) == ("preempted", "another slice")
+
+
 def test_escape_sequences_do_not_reach_the_terminal(explain: Explain) -> None:
     _, out, _ = explain("\x1b[31mno more capacity\x1b[0m\x07", "--api")
     assert "\x1b" not in out

@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # --- Preemption
     _rule(
-        r"\bstate:? ?['\"]?PREEMPTED\b|\b(?:was|were|been|got|is|being) preempted\b"
+        r"\bstate['\"]?:? ?['\"]?PREEMPTED\b|\b(?:was|were|been|got|is|being) preempted\b"
         r"|\bpreempted (?:by|during|while|before)\b|compute\.instances\.preempted",
         FaultKind.PREEMPTED,
         Scope.ZONE,

@@ -109,9 +109,11 @@ def parse_answer(text: str, http: int | None, status: str | None) -> tuple[int, 
 
     It is a response, an operation or a queued resource in JSON, the output of a command, the page
     of a proxy, or a sentence. `http` and `status` are known if the person gave them. The code is
-    UNKNOWN if nothing tells it.
+    UNKNOWN if nothing tells it, and OK if the answer is JSON without an error.
     """
-    value = _parse_json(text.encode()) or _embedded_json(text)
+    value = _parse_json(text.encode())
+    is_json = isinstance(value, (dict, list))
+    value = value if is_json else _embedded_json(text)
     error = _error_object(value)
     if http is None:
         http = _http_code(error, text)
@@ -134,6 +136,8 @@ def parse_answer(text: str, http: int | None, status: str | None) -> tuple[int, 
     name = _STATUS_NAME.search(text)
     if name:
         return Rpc[name[0]].value, line
+    if is_json:
+        return OK, line
     number = _RPC_CODE.search(text)
     return (int(number["code"]) if number else Rpc.UNKNOWN.value), line
 
@@ -145,6 +149,8 @@ def _plain_text(text: str) -> str:
     return " ".join(_COMMAND_PREFIX.sub("", text).split())[:_MAX_MESSAGE_LENGTH]
 
 
+OK = 0
+"""The code of google.rpc.Code without an error."""
 # The metadata of an ErrorInfo that its message may lack.
 _FACTS = ("permission", "quota_limit", "location")
 _MEANINGFUL_WITHOUT_BODY = frozenset({401, 403, 408, 409, 429})
