@@ -115,6 +115,7 @@ async def serve(config: Config, stay: bool = False) -> None:
     """Serve until stopped. Without `stay`, also exit after the idle time of the settings."""
     folders = Folders(config.home)
     store = Store(folders.database)
+    store.require_original(folders.home)
     cloud = await asyncio.to_thread(connect, config)
     source = health_source(config)
     supervisor = Supervisor(store, cloud, config, ssh_key(folders), health_source=source)
