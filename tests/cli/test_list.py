@@ -136,6 +136,48 @@ def test_colour_changes_no_word(afternoon: list[dict[str, Any]]) -> None:
     assert [sanitize(line) for line in coloured] == list_lines(afternoon)
 
 
+def listed(lines: list[str]) -> list[str]:
+    """The ids in the rows of a table."""
+    return [line.split()[0] for line in lines[1:-1] if not line.startswith("…")]
+
+
+@pytest.fixture
+def mixed(a_job: Make) -> list[dict[str, Any]]:
+    """Ended jobs around a running one, a cancelled one with its slice, and a waiting one."""
+    free = {"chips_held": 0, "cost_per_hour": None}
+    return [
+        a_job("000001", status="FAILED", **free),
+        a_job("000002"),
+        a_job("000003", status="SUCCEEDED", **free),
+        a_job("000004", status="CANCELLED"),
+        a_job("000005", status="WAITING", **free),
+        a_job("000006", status="FAILED", **free),
+    ]
+
+
+def test_active_jobs_come_first_and_then_the_newest_ended_ones(mixed: list[dict[str, Any]]) -> None:
+    assert listed(list_lines(mixed)) == ["000002", "000004", "000005", "000006", "000003", "000001"]
+    assert listed(list_lines(mixed, columns=200, rows=7)) == ["000002", "000004", "000005", "000006"]
+
+
+def test_watch_puts_active_jobs_first(
+    server: Any,
+    mixed: list[dict[str, Any]],
+    drumline: Run,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.holds(*mixed)
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("drumline.cli.jobs.time.sleep", interrupt)
+    assert drumline("list", "--watch") == 130
+    out = capsys.readouterr().out.splitlines()
+    assert [line[:6] for line in out[1:4]] == ["000002", "000004", "000005"]
+
+
 def test_a_short_terminal_gets_the_first_jobs_and_the_summary(a_job: Make) -> None:
     jobs = [a_job(f"{n:06}") for n in range(1, 31)]
     lines = list_lines(jobs, columns=200, rows=10)
