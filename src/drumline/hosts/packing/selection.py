@@ -107,7 +107,7 @@ class Selection:
                     self._left_out.setdefault(verdict.path, verdict)
                 elif verdict is None and name in self._rules.include:
                     raise CodeError(
-                        f"include: {printable(name)} cannot be sent, because it is no regular "
+                        f"include: {printable(name)} cannot be sent, because it is not a regular "
                         "file or is reached through a link"
                     )
                 elif verdict is not None:

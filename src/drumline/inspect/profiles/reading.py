@@ -301,8 +301,8 @@ def _read_devices(trace: Trace, data: bytes, file: Path, host: str) -> list[Devi
         metadata = read_metadata(memoryview(data))
     except (RuntimeError, ValueError, IndexError):
         raise UserError(
-            f"{file} is no complete trace and may be truncated; copy it again, or trace again and "
-            "let the program end the trace before it exits"
+            f"{file} is not a complete trace and may be truncated; copy it again, or trace again "
+            "and let the program end the trace before it exits"
         ) from None
     devices = []
     planes = list(profile_data.planes)
