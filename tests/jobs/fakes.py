@@ -100,6 +100,8 @@ class FakeCloud:
         """Slices that exist and that listings leave out."""
         self.no_find: CloudError | None = None
         """The error of every lookup by name."""
+        self.login_error: CloudError | None = None
+        """The error of a login that is missing or expired."""
         self.buckets: dict[str, str] = {}
         self._clock = clock
         self.requested: dict[str, ListedRequest] = {}
@@ -174,6 +176,10 @@ class FakeCloud:
     async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
         del placement
         return []
+
+    async def check_login(self) -> None:
+        if self.login_error:
+            raise self.login_error
 
     async def bucket_location(self, bucket: str) -> str | None:
         self._called("bucket", bucket)

@@ -284,6 +284,9 @@ class SimulatedCloud:
         await self._call("list")
         return [None] * len(placement.endpoints)
 
+    async def check_login(self) -> None:
+        """Always valid."""
+
     async def bucket_location(self, bucket: str) -> str | None:
         """Everywhere."""
         del bucket

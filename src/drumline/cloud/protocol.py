@@ -55,6 +55,9 @@ class Cloud(Protocol):
         The list is empty if the number of hosts is unknown.
         """
 
+    async def check_login(self) -> None:
+        """Raise CloudError if the login is missing or expired. Make no call about a resource."""
+
     async def bucket_location(self, bucket: str) -> str | None:
         """Return the location of a bucket, such as `US-CENTRAL2`, or None if it is not readable."""
 

@@ -152,6 +152,8 @@ class JobService:
         job_origin = dict(origin or {})
         if job_origin.get("from"):
             raw, job_origin = self._take_over(raw, job_origin)
+        if message := await self.files.login_error(raw):
+            raise RequestError(f"{message}; nothing was created")
         spec, choices = await self.files.check(raw)
         missing = set(spec.secrets) - set(secrets)
         if missing:
@@ -226,6 +228,8 @@ class JobService:
         bundled = await self.files.choose_package(spec)
         archive = await self.files.measure(spec, bundled)
         warnings = [f"! {warning}" for warning in self.files.warnings(spec, choices, bundled)]
+        if message := await self.files.login_error(raw):
+            warnings.append(f"! {message}")
         left_out = left_out_fields(archive)
         omitted = [line] if (line := left_out_line(left_out)) else []
         lines = [*views.plan_lines(spec, choices, archive), *omitted, *start_lines, *warnings]
