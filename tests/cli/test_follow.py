@@ -112,7 +112,6 @@ def test_a_failure_ends_with_its_cause_and_exit_code_1(
         "  ValueError: batch 250",
         "  its last lines:",
         "    before",
-        "    ValueError: batch 250",
         "  next: fix the job, then: drumline resume 000001        "
         "its logs: drumline logs 000001 --host 1",
     ]

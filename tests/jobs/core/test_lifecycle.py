@@ -396,8 +396,8 @@ def test_a_failing_set_up_is_a_failure_of_the_set_up_not_of_the_program() -> Non
             scenario.passes(60)
     assert scenario.outcomes == [Outcome.SETUP_FAILED] * 2
     assert scenario.status() is Status.FAILED
-    where = f"set-up failed on host 0 of 2: {error}"
-    assert scenario.job.reason == f"2 failures, the last of the set-up; {where}"
+    where = f"on host 0 of 2: {error}"
+    assert scenario.job.reason == f"2 failures, the last of the set-up {where}"
     assert "program" not in " ".join(scenario.event_texts)
 
 

@@ -186,9 +186,11 @@ def _format_mfu(progress: Mapping[str, Any] | None) -> str:
 
 def status_note(job: Job) -> str:
     """Return the note of a job: its reason, MFU, preemptions and failures."""
-    running = job["status"] == "RUNNING"
-    parts = [sanitize(job.get("reason") or ""), _format_mfu(job.get("progress")) if running else ""]
-    return " · ".join(part for part in [*parts, *interruptions(job)] if part)
+    reason = sanitize(job.get("reason") or "")
+    facts = [_format_mfu(job.get("progress"))] if job["status"] == "RUNNING" else []
+    # The reason of a failed job begins with the count that ended it.
+    facts += [count for count in interruptions(job) if not reason.startswith(count)]
+    return " · ".join(fact for fact in [reason, *facts] if fact)
 
 
 def interruptions(job: Job) -> list[str]:
@@ -207,6 +209,11 @@ def interruptions_and_reruns(job: Job) -> list[str]:
 
 
 # --- dry runs and confirmations
+
+
+def stops_program(job: Job) -> bool:
+    """Return True if the end of a job would stop a program, or its start on a slice."""
+    return job["status"] not in ENDED and bool(job.get("chips_held"))
 
 
 def describe_state(job: Job) -> str:

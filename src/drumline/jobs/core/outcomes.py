@@ -84,12 +84,13 @@ def _after_failure(
     job: Job, placement: Placement, cause: Cause, now: float, timeouts: Timeouts
 ) -> Decision:
     """Count a failure. Start the program again, or end the job if the allowance is used up."""
-    text = f"{cause.kind} on host {cause.host} of {cause.hosts}: {cause.error}"
-    outcome = Outcome.PROGRAM_FAILED
+    where = f"on host {cause.host} of {cause.hosts}: {cause.error}"
+    text, outcome = f"{cause.kind} {where}", Outcome.PROGRAM_FAILED
     if cause.kind == CauseKind.SETUP_FAILED:
         outcome = Outcome.SETUP_FAILED
     if cause.kind == CauseKind.STUCK:
-        text, outcome = f"stuck: {cause.error}", Outcome.STUCK
+        where = text = f"stuck: {cause.error}"
+        outcome = Outcome.STUCK
     ended = EndedAttempt(current_attempt(job), outcome, text, cause)
     failures = job.failures + 1
     job = replace(job, attempt=None, failures=failures)
@@ -99,7 +100,7 @@ def _after_failure(
         return finish_job(
             replace(job, placement=None),
             Status.FAILED,
-            f"{count} of the {part}; {text}",
+            f"{count} of the {part} {where}",
             now,
             effects=(Effect(EffectKind.RELEASE, placement, "the job failed"),),
             events=(Event("failed", text),),
@@ -198,7 +199,8 @@ def after_preemption(
     position = f"in {placement.zone}: {reason}" if steps is None else _format_position(steps)
     events = (Event("preempted", f"slice taken by the cloud {position}"),)
     if job.allowance.preemptions is not None and preemptions > job.allowance.preemptions:
-        job_reason = f"slice taken {preemptions} times"
+        count = "1 preemption" if preemptions == 1 else f"{preemptions} preemptions, the last"
+        job_reason = f"{count} in {placement.zone}: {reason}"
         return finish_job(job, Status.FAILED, job_reason, now, release, events, ended)
     job = with_reason(job, f"slice taken in {placement.zone}", Status.RECOVERING)
     return Decision(job, release, events, ended)

@@ -119,13 +119,18 @@ def delete(record: Record) -> VerbResult:
     if job.wish is not DesiredState.DELETE:
         event = Event("note", "delete requested")
         decision = Decision(replace(job, wish=DesiredState.DELETE), events=(event,))
-    if job.placement is None:
-        return VerbResult(f"{job.id} holds no slice", decision)
-    chips = job.placement.chips
-    return VerbResult(
-        f"{job.id} is being stopped; {chips} chips in {job.placement.zone} are being released",
-        decision,
-    )
+    placement = job.placement
+    if placement is None and job.status.ended:
+        return VerbResult(f"{job.id} is {job.status} and holds no slice", decision)
+    if placement is None:
+        return VerbResult(f"{job.id} is cancelled; it holds no slice", decision)
+    if placement.ready_at is None:
+        request = f"its request for {placement.accelerator} in {placement.zone}"
+        return VerbResult(f"{job.id} is cancelled; {request} is withdrawn", decision)
+    stopped = "" if job.status.ended else f"{job.id} is being stopped; "
+    chips = f"{placement.chips} chips in {placement.zone}"
+    owner = f" of {job.id}" if job.status.ended else ""
+    return VerbResult(f"{stopped}{chips}{owner} are being released", decision)
 
 
 def reason_not_to_resume(job: Job) -> str | None:
