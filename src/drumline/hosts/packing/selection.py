@@ -2,7 +2,7 @@
 
 `pack` and `measure` both use `Selection.files`. A file is opened once, without following links in
 its path. The decision uses the status of this descriptor and the same bytes that go to the archive,
-so it also holds for a file that changes folder_descriptor the same time.
+so it also holds for a file that changes at the same time.
 """
 
 import os
