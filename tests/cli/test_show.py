@@ -82,6 +82,17 @@ def test_show_prints_cause_attempts_and_next_steps(failed: dict[str, Any]) -> No
     ]
 
 
+def test_show_prints_how_long_a_failed_job_keeps_its_slice(failed: dict[str, Any]) -> None:
+    kept = {"name": "dl-ab-000007-1", "zone": "us-east1-d", "state": "ready", "kept_for": 250.0,
+            "held_since": NOON + 60 * 150, "per_hour": 3.1}  # fmt: skip
+    lines = show_lines(failed | {"slice": kept, "chips_held": 4}, now=NOON + 60 * 153)
+    assert lines[-2] == (
+        "slice    dl-ab-000007-1 in us-east1-d, ready, held for 3 min,"
+        " kept until 14:37 for a resume, about $3.10 an hour"
+    )
+    assert lines[-1].endswith("· drumline delete 000007 releases its slice")
+
+
 def test_show_prints_the_words_of_a_failure_once(failed: dict[str, Any]) -> None:
     error = "train.py:7  ValueError: no"
     failed["cause"] |= {"error": error, "tail": ["hello", "ValueError: no"], "ahead_seconds": 0.0}

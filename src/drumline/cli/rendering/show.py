@@ -44,7 +44,7 @@ def show_lines(job: Job, now: float, colour: bool = False) -> list[str]:
         ("attempts", _attempt_lines(job, now)),
         ("lately", _event_lines(job, now)),
         ("cost", _cost_lines(job)),
-        ("slice", _slice_lines(job, now)),
+        ("slice", slice_lines(job, now)),
         ("held", _held_back_lines(job)),
         ("next", [next_steps(job)]),
     )
@@ -250,13 +250,17 @@ def _cost_lines(job: Job) -> list[str]:
     return [text]
 
 
-def _slice_lines(job: Job, now: float) -> list[str]:
+def slice_lines(job: Job, now: float) -> list[str]:
+    """Return the slice of a job, with its cost."""
     tpu_slice = job.get("slice")
     if not tpu_slice:
         return ["released" if job.get("attempts") else "none yet"]
     facts = [f"{tpu_slice['name']} in {tpu_slice['zone']}", sanitize(tpu_slice.get("state") or "")]
     if tpu_slice.get("held_since"):
         facts.append(f"held for {format_duration(now - tpu_slice['held_since'])}")
+    if tpu_slice.get("kept_for") is not None:
+        until = format_time(now + tpu_slice["kept_for"], now)
+        facts.append(f"kept until {until} for a resume")
     if tpu_slice.get("per_hour"):
         facts.append(f"about {format_dollars(tpu_slice['per_hour'])} an hour")
     return [", ".join(fact for fact in facts if fact)]
@@ -285,7 +289,8 @@ def next_steps(job: Job) -> str:
             logs += f" --host {cause['host']}"
         if attempts:
             logs += f" --attempt {attempts[-1]['number']}"
-        return f"fix the job, then: drumline resume {job_id}        its logs: {logs}"
+        hint = f" · {delete} releases its slice" if job.get("chips_held") else ""
+        return f"fix the job, then: drumline resume {job_id}        its logs: {logs}{hint}"
     if status == "CANCELLED":
         hint = f" · {delete} releases its slice" if job.get("chips_held") else ""
         return f"drumline resume {job_id} restarts it{hint}"

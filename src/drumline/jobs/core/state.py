@@ -182,8 +182,10 @@ class Job:
     """Seconds without a new step after which the program counts as stuck; None is never."""
     keep: float = 3600.0
     """Seconds that a cancelled job keeps its slices for a resume."""
+    keep_failed: float = 300.0
+    """Seconds that a failed job keeps its slices for a resume."""
     kept_until: float | None = None
-    """When the slices of a cancelled job are released; None while it holds none."""
+    """When the slices of an ended job are released; None while it holds none."""
     wish: DesiredState = DesiredState.RUN
     status: Status = Status.QUEUED
     reason: str = ""

@@ -30,6 +30,9 @@ from drumline.jobs.store.records import Record
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
 
+KEEP_CANCELLED_SECONDS, KEEP_FAILED_SECONDS = 3600.0, 300.0
+"""The default of `keep`. A user who cancels chooses when; a job may fail while nobody looks."""
+
 
 class RequestError(UserError):
     """A request of a caller that cannot be fulfilled."""
@@ -56,6 +59,7 @@ class JobTerms:
     allowance: Allowance
     grace: float
     keep: float
+    keep_failed: float
     stuck_after: float | None
     parking: int = 0
 
@@ -68,7 +72,8 @@ class JobTerms:
             choices,
             Allowance(*(None if count == "unlimited" else count for count in counts)),
             spec.stop_grace,
-            spec.keep,
+            KEEP_CANCELLED_SECONDS if spec.keep is None else spec.keep,
+            KEEP_FAILED_SECONDS if spec.keep is None else spec.keep,
             None if spec.stuck_after == "never" else spec.stuck_after,
             spec.parking,
         )
@@ -82,6 +87,7 @@ class JobTerms:
             allowance=self.allowance,
             grace=self.grace,
             keep=self.keep,
+            keep_failed=self.keep_failed,
             stuck_after=self.stuck_after,
             parking=self.parking,
         )
