@@ -21,7 +21,7 @@ def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_thi
         first, second = [await harness.create() for _ in range(2)]
         for job in (first, second):
             await harness.reaches(job, "RUNNING")
-            harness.starts(job)[0].ends(1, VFIO)
+            harness.starts(job)[0].ends(1, VFIO, chip_error=VFIO)
             await harness.until(lambda job=job: harness.show(job)["bad_hosts"] == 1)  # type: ignore[misc]
         assert hosts(harness)["machine-0"]["state"] == "excluded"
         assert [e["job"] for e in hosts(harness)["machine-0"]["evidence"]] == [first, second]
@@ -30,11 +30,44 @@ def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_thi
         third = await harness.create()
         await harness.until(lambda: "refused" in [e["kind"] for e in harness.show(third)["events"]])
         assert harness.show(third)["attempts_made"] == 1
-        (said,) = {e["text"] for e in harness.show(third)["events"] if e["kind"] == "refused"}
-        assert said.startswith("host 0, machine-0 is excluded: open(/dev/vfio/0)")
+        (reason,) = {e["text"] for e in harness.show(third)["events"] if e["kind"] == "refused"}
+        assert reason.startswith("host 0, machine-0 is excluded: open(/dev/vfio/0)")
         for job in (first, second, third):
             harness.service.host_history.apply("forgive", {"identity": "machine-0"})
             await harness.reaches(job, "RUNNING")
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_the_output_of_programs_alone_excludes_nobody(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        for number in range(4):
+            job = await harness.create()
+            await harness.reaches(job, "RUNNING")
+            harness.starts(job)[0].ends(1, "Physical location: rack7")
+            await harness.until(lambda job=job: harness.show(job)["bad_hosts"] == 1)  # type: ignore[misc]
+            states = {host["state"] for host in hosts(harness).values()}
+            assert states == {"good", "suspect"}, number
+            await harness.service.verb(job, "delete", {})
+        assert "rack7" not in hosts(harness)
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_two_programs_that_start_elsewhere_exclude_the_host_where_they_did_not(
+    tmp_path: Path,
+) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        for number in range(2):
+            job = await harness.create()
+            await harness.reaches(job, "RUNNING")
+            harness.starts(job)[0].move_to("shelf")
+            harness.starts(job)[0].ends(1, "Check failed: index_on_host() == i (0 vs. 1)")
+            await harness.until(lambda job=job: len(harness.starts(job)) == 2)  # type: ignore[misc]
+            assert hosts(harness)["shelf-0"]["state"] == "suspect", number
+            await harness.reaches(job, "RUNNING")
+            harness.starts(job)[1].send_heartbeat(step=1)
+        await harness.until(lambda: hosts(harness)["shelf-0"]["state"] == "excluded")
 
     run_scenario(tmp_path, scenario)
 
@@ -78,11 +111,14 @@ def test_an_unhealthy_host_gets_evidence_once(tmp_path: Path) -> None:
         google.says = {"i-1": "BAD_TPU_CHIP", "i-99": "BAD_TPU_CHIP"}
         for _ in range(3):
             await hearing.query()
-        found = hosts(harness)
-        assert (found["machine-0"]["state"], found["machine-1"]["state"]) == ("good", "excluded")
-        (said,) = found["machine-1"]["evidence"]
-        assert (said["proof"], said["job"]) == ("witness", job)
-        assert said["text"] == "the cloud calls it unhealthy: BAD_TPU_CHIP"
+        host_list = hosts(harness)
+        assert (host_list["machine-0"]["state"], host_list["machine-1"]["state"]) == (
+            "good",
+            "excluded",
+        )
+        (evidence,) = host_list["machine-1"]["evidence"]
+        assert (evidence["proof"], evidence["job"]) == ("witness", job)
+        assert evidence["text"] == "the cloud calls it unhealthy: BAD_TPU_CHIP"
         assert harness.status(job) == "RUNNING"
 
     run_scenario(tmp_path, scenario)

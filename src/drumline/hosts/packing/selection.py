@@ -30,6 +30,7 @@ from drumline.hosts.packing.rules import (
     CodeError,
     LeftOut,
     PackingRules,
+    archive_time,
     printable,
 )
 
@@ -190,6 +191,7 @@ class Selection:
         entry = tarfile.TarInfo(name)
         entry.size = size
         entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
+        entry.mtime = archive_time(status)
         return entry
 
     @contextmanager

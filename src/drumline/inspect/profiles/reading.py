@@ -79,7 +79,7 @@ class TraceOperation:
     module: str
     in_entry: bool = False
     start_name: str = ""
-    """For the end of an asynchronous operation, the name of its start."""
+    """The name of the start, if this is the end of an asynchronous operation."""
 
     @property
     def is_end(self) -> bool:
