@@ -102,6 +102,8 @@ class FakeCloud:
         """The error of every lookup by name."""
         self.login_error: CloudError | None = None
         """The error of a login that is missing or expired."""
+        self.no_keys: CloudError | None = None
+        """The error of every read of host keys."""
         self.buckets: dict[str, str] = {}
         self._clock = clock
         self.asked: list[PlacementRequest] = []
@@ -176,7 +178,9 @@ class FakeCloud:
         self.held.pop(name, None)
 
     async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
-        del placement
+        self._called("keys", placement.name)
+        if self.no_keys:
+            raise self.no_keys
         return []
 
     async def check_login(self) -> None:
