@@ -160,14 +160,14 @@ def test_an_image_is_pulled_after_a_login_that_is_not_kept(
     variables = {name: value for name, value in variables.items() if name != "service-account"}
     variables["TMPDIR"] = str(tmp_path)
     (step,) = python_steps(PythonEnvironment("docker", image=image, login=login), "1")
-    done = bash(step.script, tmp_path, **variables)
+    done = bash(step.script, tmp_path, (), **variables)
     assert done.returncode == 0, done.stderr
     assert [line.strip() for line in log.read_text().splitlines()] == [
         f"{len(called.split()) + 1} login {called}".strip(), f"2 pull {image}",
     ]  # fmt: skip
     assert (tmp_path / "log.password").read_text() == password
     assert list(tmp_path.glob("tmp.*")) == [], "no login is left"
-    failed = bash(step.script, tmp_path, **variables, PULL_CODE="3")
+    failed = bash(step.script, tmp_path, (), **variables, PULL_CODE="3")
     assert failed.returncode == 3
     assert list(tmp_path.glob("tmp.*")) == []
 
