@@ -194,6 +194,8 @@ class FakeSession:
         self._clock: Callable[[], float] = means["clock"]
         self._cut_since: float | None = None
         self.stopped = False
+        self.unreachable: tuple[int, ...] = ()
+        """Hosts that confirm no stop."""
         self._hosts = [self._host(n, means["admit"]) for n in range(len(addresses))]
         FakeSession.opened.append(self)
 
@@ -240,10 +242,13 @@ class FakeSession:
         self._hosts = [replace(report, heartbeat=metrics) for report in self._hosts]
         self.changed.set()
 
-    async def stop(self, grace: float) -> None:
-        del grace
+    async def stop(self, grace: float) -> tuple[int, ...]:
+        if unreachable := self.unreachable:
+            await asyncio.sleep(grace + 10)
+            return unreachable
         self.stopped = True
         self.ends(-15)
+        return ()
 
     async def close(self) -> None:
         pass

@@ -49,6 +49,8 @@ class Scenario:
     zones: dict[Candidate, ZoneStatus] = field(default_factory=dict)
     old_program_may_run: bool = False
     stopped: bool = False
+    unreachable: tuple[int, ...] = ()
+    """The hosts that did not confirm the last stop."""
     steps: Steps | None = None
     effects: list[tuple[EffectKind, str]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -70,6 +72,7 @@ class Scenario:
             self.zones,
             self.old_program_may_run,
             self.stopped,
+            self.unreachable,
             self.steps,
         )
 
@@ -91,6 +94,7 @@ class Scenario:
         self.event_texts += [event.text for event in decision.events]
         if decision.ended or self.job.placement is None:
             self.hosts, self.stopped, self.steps = (), False, None
+            self.unreachable = ()
         if self.job.placement is None:
             self.request = self.node = self.listed = self.polled_at = None
 

@@ -34,6 +34,7 @@ from drumline.jobs.core.causes import has_failed
 from drumline.jobs.core.state import (
     Candidate,
     Decision,
+    DesiredState,
     Effect,
     EffectKind,
     Job,
@@ -222,6 +223,7 @@ class Supervisor:
             zones=self._availability.zones(job.choices) if waits else {},
             old_program_may_run=placement is None and self._old_program_may_run(job),
             stopped=self.sessions.stopped(job),
+            unreachable=self.sessions.unreachable(job),
             steps=self.heartbeats.steps(job.id, job.attempt.number) if job.attempt else None,
             mass_failure=self.host_history.mass_failure_message() if failed else "",
         )
@@ -242,8 +244,12 @@ class Supervisor:
         )
 
     def _old_program_may_run(self, job: Job) -> bool:
-        """Return True if an earlier program may still write to the job's checkpoints."""
-        folder = self.records[job.id].spec.checkpoints_of(job.id)
+        """Return True if a program of the job may still run on a slice that is being deleted.
+
+        For a job that shall run, other programs that write to its checkpoints count too.
+        """
+        runs = job.wish is DesiredState.RUN
+        folder = self.records[job.id].spec.checkpoints_of(job.id) if runs else None
         return self.releases.may_still_run(job.id, folder)
 
     def _checkpoints_of(self, job_id: str) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from drumline.jobs.core.causes import has_failed
 from drumline.jobs.core.diagnosis import check_failures, check_silence, check_steps
+from drumline.jobs.core.host_history import EvidenceKind
 from drumline.jobs.core.outcomes import (
     RETRY_LIMIT,
     after_preemption,
@@ -28,6 +29,7 @@ from drumline.jobs.core.outcomes import (
     release_held_back,
     release_if_blocking,
     release_when_unneeded,
+    replace_bad_host,
     with_backoff,
     with_reason,
 )
@@ -35,6 +37,8 @@ from drumline.jobs.core.refusals import RefusalAction, action_for
 from drumline.jobs.core.state import (
     Attempt,
     Candidate,
+    Cause,
+    CauseKind,
     Decision,
     DesiredState,
     Effect,
@@ -77,7 +81,7 @@ def _decide(job: Job, observations: Observations, now: float, timeouts: Timeouts
     if job.status.ended:
         return _keep_for_resume(job, placement, observations, now)
     if placement.phase is PlacementPhase.REQUESTING:
-        return _repeat_request(job, placement, now)
+        return _repeat_request(job, placement, observations, now)
     if ready:
         return _on_slices(job, placement, observations, now, timeouts)
     return _wait_for_slices(job, placement, observations, now, timeouts)
@@ -90,6 +94,12 @@ def _without_placement(job: Job, observations: Observations, now: float) -> Deci
     if job.status.ended:
         return Decision(job)
     if job.wish is not DesiredState.RUN:
+        if observations.old_program_may_run:
+            attempt, unreached = job.attempt, ""
+            if attempt is not None and attempt.unconfirmed_at is not None:
+                unreached = "a host cannot be reached, "
+            reason = f"stopping: {unreached}waiting for its slice to be deleted"
+            return Decision(with_reason(job, reason))
         return finish_job(job, Status.CANCELLED, "cancelled", now, ended=cancelled_attempt(job))
     if now < job.not_before:
         return Decision(job)
@@ -135,9 +145,11 @@ def _request(job: Job, candidate: Candidate, now: float) -> Decision:
 # --- Requested, not ready ---------------------------------------------------------------------
 
 
-def _repeat_request(job: Job, placement: Placement, now: float) -> Decision:
+def _repeat_request(
+    job: Job, placement: Placement, observations: Observations, now: float
+) -> Decision:
     if job.wish is not DesiredState.RUN:
-        return release_for_user(job, placement, now)
+        return release_for_user(job, placement, observations, now)
     if now < job.not_before:
         return Decision(job)
     return Decision(job, effects=(Effect(EffectKind.REQUEST, placement),))
@@ -199,7 +211,7 @@ def _wait_for_slices(
     job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision:
     if job.wish is not DesiredState.RUN:
-        return release_for_user(job, placement, now)
+        return release_for_user(job, placement, observations, now)
     observation = observations.placement
     if observation is None:
         return Decision(job)
@@ -261,15 +273,17 @@ def _on_slices(
     lost_reason = observations.placement.lost_reason if observations.placement else None
     if lost_reason is not None:
         if job.wish in {DesiredState.CANCEL, DesiredState.DELETE}:
-            return release_for_user(job, placement, now)
+            return release_for_user(job, placement, observations, now)
         return after_preemption(job, placement, lost_reason, now, observations.steps)
     if job.wish is not DesiredState.RUN:
-        return _stop_for_user(job, placement, observations, now)
+        return _stop_for_user(job, placement, observations, now, timeouts)
     if job.attempt is None:
         return _restart(job, placement, now)
     reports = observations.reports
     if not reports:
         return Decision(job, effects=(Effect(EffectKind.RUN, placement),))
+    if job.attempt.stopping and observations.unreachable:
+        return _unconfirmed_stop(job, placement, observations, now, timeouts)
     if job.attempt.stopping:
         return after_stop(job, placement, observations, now, timeouts)
     succeeded = all(r.phase is HostPhase.EXITED and r.exit_code == 0 for r in reports)
@@ -289,6 +303,26 @@ def _on_slices(
     if failed:
         return check_failures(job, placement, observations, failed, now, timeouts)
     return _start_or_continue(job, placement, observations, now, timeouts)
+
+
+def _unconfirmed_stop(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
+    """Repeat the stop of a failed program on the hosts that did not confirm it.
+
+    The next attempt starts when no host runs this one, or on other slices.
+    """
+    host, hosts = observations.unreachable[0], len(observations.reports)
+    attempt, too_long = _unconfirmed(current_attempt(job), now, timeouts)
+    job = replace(job, attempt=attempt)
+    silence = check_silence(job, placement, observations, now, timeouts)
+    if silence is not None:
+        return silence
+    if too_long:
+        message = f"no stop confirmed for {format_duration(timeouts.bad_silence)}"
+        cause = Cause(CauseKind.BAD_HOST, host, hosts, message, proof=EvidenceKind.START)
+        return replace_bad_host(job, placement, cause, observations, now, idle=False)
+    return Decision(job, effects=(Effect(EffectKind.STOP, placement),))
 
 
 def _start_or_continue(
@@ -357,21 +391,44 @@ def _restart(job: Job, placement: Placement, now: float) -> Decision:
 
 
 def _stop_for_user(
-    job: Job, placement: Placement, observations: Observations, now: float
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision:
     """Stop the program, then release the slices or keep them for a resume."""
+    releases = job.wish is DesiredState.DELETE or job.keep <= 0
     if job.attempt is not None and not observations.stopped:
-        job = replace(job, attempt=replace(job.attempt, stopping=True))
-        stop = Effect(EffectKind.STOP, placement)
-        return Decision(with_reason(job, "stopping"), effects=(stop,))
+        if not observations.unreachable:
+            return _repeat_stop(job, placement, job.attempt, "stopping")
+        attempt, too_long = _unconfirmed(job.attempt, now, timeouts)
+        stopping = f"stopping: {_list_hosts(observations.unreachable)} cannot be reached"
+        if releases or too_long:
+            # A slice with such a host is of no use for a resume.
+            job = with_reason(replace(job, attempt=attempt), stopping)
+            return release_for_user(job, placement, observations, now)
+        return _repeat_stop(job, placement, attempt, stopping)
     if job.wish is DesiredState.RESTART:
         return resume_job(job)
-    if job.wish is DesiredState.DELETE or job.keep <= 0:
-        return release_for_user(job, placement, now)
+    if releases:
+        return release_for_user(job, placement, observations, now)
     reason = f"slice {placement.accelerator} in {placement.zone} kept for a resume"
     ended = cancelled_attempt(job)
     job = replace(job, kept_until=now + job.keep)
     return finish_job(job, Status.CANCELLED, reason, now, ended=ended)
+
+
+def _unconfirmed(attempt: Attempt, now: float, timeouts: Timeouts) -> tuple[Attempt, bool]:
+    """Return the attempt whose stop a host did not confirm, and True if that lasts too long."""
+    since = now if attempt.unconfirmed_at is None else attempt.unconfirmed_at
+    return replace(attempt, unconfirmed_at=since), now - since > timeouts.bad_silence
+
+
+def _repeat_stop(job: Job, placement: Placement, attempt: Attempt, reason: str) -> Decision:
+    job = replace(job, attempt=replace(attempt, stopping=True))
+    return Decision(with_reason(job, reason), effects=(Effect(EffectKind.STOP, placement),))
+
+
+def _list_hosts(hosts: tuple[int, ...]) -> str:
+    """Format hosts: `host 1`, `hosts 1, 3`."""
+    return f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))}"
 
 
 def _keep_for_resume(
@@ -462,6 +519,7 @@ def clamp_times(job: Job, now: float) -> Job:
         times += [placement.asked_at, placement.ready_at]
     if attempt is not None:
         times += [attempt.started_at, attempt.running_at, attempt.failed_at, attempt.stuck_at]
+        times.append(attempt.unconfirmed_at)
     if all(time is None or time <= now for time in times):
         return job  # nearly always, and a server may start with thousands of jobs
     if placement is not None:
@@ -477,6 +535,7 @@ def clamp_times(job: Job, now: float) -> Job:
             running_at=_at_most(attempt.running_at, now),
             failed_at=_at_most(attempt.failed_at, now),
             stuck_at=_at_most(attempt.stuck_at, now),
+            unconfirmed_at=_at_most(attempt.unconfirmed_at, now),
         )
     return replace(
         job,

@@ -132,6 +132,8 @@ class Attempt:
     stuck_at: float | None = None
     """When the lack of new steps was first observed. The decision waits for a poll of the cloud."""
     stopping: bool = False
+    unconfirmed_at: float | None = None
+    """When a host first did not confirm the stop that a user asked for."""
 
 
 class CauseKind(StrEnum):
@@ -255,9 +257,12 @@ class Observations:
     """When this server began to listen to the hosts. Silence before that means nothing."""
     zones: Mapping[Candidate, ZoneStatus] = field(default_factory=dict)
     old_program_may_run: bool = False
-    """True if a slice that is being deleted may still run a program of this job."""
+    """True if a slice that is being deleted may still run a program of this job. For a job that
+    shall run, programs of other jobs with the same checkpoint folder count too."""
     stopped: bool = False
-    """True if the program was stopped on every reachable host."""
+    """True if every host confirmed that the program is stopped."""
+    unreachable: tuple[int, ...] = ()
+    """The hosts that did not confirm the last stop."""
     steps: Steps | None = None
     """The steps that the current attempt has reported."""
     mass_failure: str = ""
