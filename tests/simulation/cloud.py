@@ -30,7 +30,7 @@ from drumline.cloud.model.resources import (
     StartHosts,
     Tier,
 )
-from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.cloud.protocol import CloudError, OperationState, PlacementRequest
 from drumline.hosts.values import Address
 from drumline.observed import Endpoint, ListedPlacement, Refusal
 from tests.simulation.environment import Environment
@@ -53,6 +53,10 @@ REFUSALS = (
 )
 
 
+CREATION_ERRORS = (*REFUSALS, UNAVAILABLE, INTERNAL)
+"""Errors with which an accepted creation ends. None of them ends a job."""
+
+
 @dataclass
 class Weather:
     """How badly the cloud behaves now; faults raise these for a while."""
@@ -70,6 +74,14 @@ class Weather:
     """The share of deletes that are not queued."""
     slow: float = 0.3
     """Seconds that a call usually takes."""
+    unsure: float = 0.0
+    """The share of lookups by name that fail."""
+    creates_nothing: float = 0.0
+    """The share of requests that are accepted, and whose creation fails later."""
+    hides: float = 0.0
+    """Seconds for which a new request is at most missing in listings and lookups."""
+    boots_nothing: float = 0.0
+    """The share of slices that are granted and never become READY."""
 
 
 @dataclass
@@ -104,6 +116,8 @@ class SimulatedCloud:
         self._stirred = asyncio.Event()
         self.bills: list[Bill] = []
         """Every slice that was ready, from then on."""
+        self._operations: dict[str, OperationState] = {}
+        self._hidden_until: dict[str, float] = {}
         self.asking: list[Callable[[str], None]] = []
         """Told of every request before it is made."""
 
@@ -167,6 +181,9 @@ class SimulatedCloud:
         self._environment.note("booting", _short(node.spec.name), len(hosts))
         for host in hosts:
             self._environment.hosts[host.address.ssh_ip] = host
+        if self.weather.boots_nothing and self._dice.chance(self.weather.boots_nothing):
+            self._environment.note("never boots", _short(node.spec.name))
+            return
         await asyncio.sleep(self._dice.delay(40.0, 400.0, 0.05))
         if self._hosts_of.get(node.uid) is not hosts:
             return
@@ -230,11 +247,20 @@ class SimulatedCloud:
     async def find(self, zone: str, name: str) -> ListedPlacement | None:
         """A get knows what is now."""
         await self._call("list")
+        if self._dice.chance(self.weather.unsure):
+            raise UNAVAILABLE
         found = next((p for p in self._listed() if p.zone == zone and p.name == name), None)
         await self._answer()
         return found
 
-    async def ask(self, request: PlacementRequest) -> None:
+    async def operation(self, name: str) -> OperationState | None:
+        """The state of the operation that creates a request."""
+        await self._call("list")
+        state = self._operations.get(name)
+        await self._answer()
+        return state
+
+    async def ask(self, request: PlacementRequest) -> str:
         """Queue a request."""
         for check in self.asking:
             check(request.name)
@@ -242,6 +268,9 @@ class SimulatedCloud:
         if self._dice.chance(self.weather.refuses):
             raise self._dice.choice(REFUSALS)
         parent = f"projects/{PROJECT}/locations/{request.zone}"
+        operation = f"{parent}/operations/{request.name}-{len(self._operations)}"
+        if self._dice.chance(self.weather.creates_nothing):
+            return await self._create_nothing(request, operation)
         names = [request.name]
         if request.slices > 1:
             names = [f"{request.name}-{n}" for n in range(request.slices)]
@@ -260,8 +289,31 @@ class SimulatedCloud:
         except ApiError as error:
             if error.status.code != 6:
                 raise CloudError(error.status.message, error.status.code) from None
+            operation = ""
+        else:
+            self._operations[operation] = OperationState(True)
+            if self.weather.hides:
+                shown_at = self._environment.now() + self.weather.hides * self._dice.random()
+                self._hidden_until.setdefault(request.name, shown_at)
         self.stir()
         await self._answer()
+        return operation
+
+    async def _create_nothing(self, request: PlacementRequest, operation: str) -> str:
+        """Accept a request that comes to nothing: its operation fails, or is lost."""
+        self._environment.note("creates nothing", request.name, request.zone)
+        if self._dice.chance(0.3):
+            # Nobody can tell why it is not there.
+            self._environment.taken.add(request.name)
+        else:
+            self._operations[operation] = OperationState(False)
+            self._environment.spawn(self._fail_creation(operation))
+        await self._answer()
+        return operation
+
+    async def _fail_creation(self, operation: str) -> None:
+        await asyncio.sleep(self._dice.delay(10.0, 600.0))
+        self._operations[operation] = OperationState(True, self._dice.choice(CREATION_ERRORS))
 
     async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
         """Delete a request and its nodes."""
@@ -333,7 +385,10 @@ class SimulatedCloud:
         """All there is, in the words of the API."""
         requests = [_request(request) for request in self.fleet.requests.values()]
         nodes = [_node(node) for node in self.fleet.nodes.values()]
-        yield from placements.combine_listings(requests, nodes)
+        now = self._environment.now()
+        for placement in placements.combine_listings(requests, nodes):
+            if now >= self._hidden_until.get(placement.name, 0.0):
+                yield placement
 
     def resources(self) -> set[str]:
         """The names of all that exists, or may cost."""

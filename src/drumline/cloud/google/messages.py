@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from drumline.cloud.google.errors import Rpc, error_text
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
-from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.cloud.protocol import CloudError, OperationState, PlacementRequest
 from drumline.observed import Endpoint
 
 _log = logging.getLogger(__name__)
@@ -82,6 +82,20 @@ def parse_rpc_error(error: object) -> RpcError | None:
         code if isinstance(code, int) and code > 0 else Rpc.UNKNOWN.value,
         error_text(error) or "the cloud gave no reason",
     )
+
+
+def parse_operation(response: Mapping[str, Any]) -> OperationState:
+    """Parse a google.longrunning.Operation."""
+    error = parse_rpc_error(response.get("error"))
+    if error is not None:
+        return OperationState(True, CloudError(error.message, error.code))
+    return OperationState(response.get("done") is True)
+
+
+def operation_name(response: Mapping[str, Any]) -> str:
+    """Return the full name of an operation; empty if the response has none."""
+    name = _text(response.get("name"))
+    return name if "/operations/" in name else ""
 
 
 def parse_host_keys(response: Mapping[str, Any], hosts: int) -> list[str | None]:

@@ -25,7 +25,7 @@ from drumline.chips import slice_of
 from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
 from drumline.jobs.controller.polling import ZonePoll, ZonePolls
 from drumline.jobs.controller.tasks import BackgroundTasks, RateLimit
-from drumline.jobs.core.state import Placement
+from drumline.jobs.core.state import Placement, PlacementPhase
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Record, SliceRow, Store
 from drumline.observed import PlacementState, Refusal
@@ -54,8 +54,8 @@ class SliceRequests:
         """Return True if one more request may be made now, and count it."""
         return self._limit.take()
 
-    async def request(self, record: Record, placement: Placement) -> Refusal | None:
-        """Request a placement. Return the refusal if the cloud refused it."""
+    async def request(self, record: Record, placement: Placement) -> Refusal | str:
+        """Request a placement. Return the name of its create operation, or the refusal."""
         request = PlacementRequest(
             name=placement.name,
             zone=placement.zone,
@@ -68,10 +68,9 @@ class SliceRequests:
             slices=placement.slices,
         )
         try:
-            await self._cloud.ask(request)
+            return await self._cloud.ask(request)
         except CloudError as error:
             return self._cloud.explain(error, placement.zone)
-        return None
 
 
 class Releases:
@@ -146,11 +145,12 @@ class Releases:
         return ""
 
     def due(self, now: float, requesting: Collection[str]) -> Iterator[SliceRow]:
-        """Yield the slices to delete now. Forget those that are gone, unless being requested."""
+        """Yield the slices to delete now. Forget those that are gone and will not appear."""
         for row in self.rows:
             poll = self._polls.newest(row.zone)
             newer = poll is not None and poll.at > self._known_since[row.name]
-            if poll and newer and row.name not in requesting and poll.is_gone(row.name):
+            may_appear = row.name in requesting or self._polls.may_appear(row.name)
+            if poll and newer and not may_appear and poll.is_gone(row.name):
                 self._store.gone(row.name, self._wall())
                 self._folders.forget_known_hosts(row.name)
                 self._polls.forget(row.name)
@@ -365,7 +365,12 @@ class ZoneWatch:
 
     async def _poll(self, zone: str) -> None:
         releasing = {row.name for row in self._releases.rows if row.zone == zone}
-        poll = await self._polls.poll(zone, self._names_in(zone) | releasing)
+        operations = {
+            placement.name: placement.operation
+            for placement in self._placements()
+            if placement.operation and placement.phase is not PlacementPhase.READY
+        }
+        poll = await self._polls.poll(zone, self._names_in(zone) | releasing, operations)
         if poll is not None:
             self._orphans.update(poll)
             # Jobs may have requested slices during the poll.

@@ -91,7 +91,7 @@ class Supervisor:
         self.folders.forget_other_secrets(active)
         remove_drafts(self.folders.code)
         self.cloud = cloud
-        self.polls = ZonePolls(cloud, config.poll_seconds, clock)
+        self.polls = ZonePolls(cloud, config.poll_seconds, clock, config.timeouts.visible)
         self.heartbeats = Heartbeats(store, self.folders, clock)
         self.changed = asyncio.Condition()
         self.tasks = BackgroundTasks(clock, on_end=self.wake)
@@ -426,17 +426,17 @@ class Supervisor:
         record = self.records.get(job_id)
         if record is None:
             return
-        refusal = await self._requests.request(record, placement)
-        if refusal is None:
+        result = await self._requests.request(record, placement)
+        if isinstance(result, str):
             self.polls.request_accepted(placement)
 
         def decide(record: Record) -> Decision | None:
             if record.job.placement != placement:
                 return None
-            if refusal is None:
-                return Decision(lifecycle.request_accepted(record.job))
             now, timeouts = self._clock(), self.config.timeouts
-            return lifecycle.request_refused(record.job, refusal, now, timeouts)
+            if isinstance(result, str):
+                return Decision(lifecycle.request_accepted(record.job, now, result))
+            return lifecycle.request_refused(record.job, result, now, timeouts)
 
         self.change(job_id, decide)
 

@@ -49,6 +49,7 @@ from drumline.jobs.core.state import (
     Observations,
     Outcome,
     Placement,
+    PlacementObservation,
     PlacementPhase,
     Status,
     Timeouts,
@@ -155,11 +156,15 @@ def _repeat_request(
     return Decision(job, effects=(Effect(EffectKind.REQUEST, placement),))
 
 
-def request_accepted(job: Job) -> Job:
-    """Return the job after the cloud accepted its request."""
-    if job.placement is None or job.placement.phase is not PlacementPhase.REQUESTING:
+def request_accepted(job: Job, now: float, operation: str = "") -> Job:
+    """Return the job after the cloud accepted its request. Its `operation` may still fail."""
+    placement = job.placement
+    if placement is None or placement.phase is not PlacementPhase.REQUESTING:
         return job
-    return replace(job, placement=replace(job.placement, phase=PlacementPhase.QUEUED))
+    placement = replace(
+        placement, phase=PlacementPhase.QUEUED, accepted_at=now, operation=operation
+    )
+    return replace(job, placement=placement)
 
 
 def request_refused(job: Job, refusal: Refusal, now: float, timeouts: Timeouts) -> Decision:
@@ -217,13 +222,24 @@ def _wait_for_slices(
         return Decision(job)
     listed, lost_reason = observation.listed, observation.lost_reason
     if listed is None or lost_reason is not None:
-        refusal = listed.refusal if listed else None
+        refusal = observation.refusal or (listed.refusal if listed else None)
+        if listed is None and refusal is None and _may_appear(placement, observation, timeouts):
+            return Decision(job)
         preemption = Refusal(Fault(FaultKind.PREEMPTED, Scope.ZONE), lost_reason or "")
         return _placement_refused(job, placement, refusal or preemption, now, timeouts)
     if listed.state is PlacementState.READY and len(listed.endpoints) == placement.hosts:
         return _slices_ready(job, placement, now)
     if listed.state is not PlacementState.QUEUED:
-        job = replace(job, placement=replace(placement, phase=PlacementPhase.BOOTING))
+        since = observation.at if placement.booting_at is None else placement.booting_at
+        if observation.at - since > timeouts.booting:
+            # Such a slice may stay so for days, and uses quota.
+            ready = listed.state is PlacementState.READY
+            state = f"{listed.cloud_state} without all addresses" if ready else listed.cloud_state
+            boot_time = format_duration(observation.at - since)
+            reason = f"slice in {placement.zone} is still {state} after {boot_time}"
+            return _next_candidate(job, placement, reason)
+        placement = replace(placement, phase=PlacementPhase.BOOTING, booting_at=since)
+        job = replace(job, placement=placement)
         return Decision(with_reason(job, f"slice boots in {placement.zone}", Status.STARTING))
     waited = now - placement.asked_at
     requested = Candidate(placement.accelerator, placement.zone)
@@ -236,6 +252,15 @@ def _wait_for_slices(
     position = f"zone {job.next_choice + 1} of {len(job.choices)} · " if job.next_choice else ""
     decision = Decision(with_reason(job, position + reason, Status.WAITING))
     return release_held_back(decision) if waited > timeouts.waiting else decision
+
+
+def _may_appear(
+    placement: Placement, observation: PlacementObservation, timeouts: Timeouts
+) -> bool:
+    """Return True if a request that the cloud does not have may still appear there."""
+    accepted_at = placement.asked_at if placement.accepted_at is None else placement.accepted_at
+    limit = timeouts.booting if observation.creating else timeouts.visible
+    return observation.at - accepted_at <= limit
 
 
 def _slices_ready(job: Job, placement: Placement, now: float) -> Decision:
@@ -517,6 +542,7 @@ def clamp_times(job: Job, now: float) -> Job:
     times = [job.not_before, job.kept_until]
     if placement is not None:
         times += [placement.asked_at, placement.ready_at]
+        times += [placement.accepted_at, placement.booting_at]
     if attempt is not None:
         times += [attempt.started_at, attempt.running_at, attempt.failed_at, attempt.stuck_at]
         times.append(attempt.unconfirmed_at)
@@ -526,6 +552,8 @@ def clamp_times(job: Job, now: float) -> Job:
         placement = replace(
             placement,
             asked_at=min(placement.asked_at, now),
+            accepted_at=_at_most(placement.accepted_at, now),
+            booting_at=_at_most(placement.booting_at, now),
             ready_at=_at_most(placement.ready_at, now),
         )
     if attempt is not None:

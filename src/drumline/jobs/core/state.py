@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from drumline.chips import slice_of
 from drumline.jobs.core.steps import Steps
-from drumline.observed import HostReport, ListedPlacement, PlacementState
+from drumline.observed import HostReport, ListedPlacement, PlacementState, Refusal
 
 
 class Candidate(NamedTuple):
@@ -104,6 +104,12 @@ class Placement:
     asked_at: float
     phase: PlacementPhase = PlacementPhase.REQUESTING
     ready_at: float | None = None
+    accepted_at: float | None = None
+    """When the cloud accepted the request."""
+    operation: str = ""
+    """The name of the cloud's operation that creates it; empty if it is not known."""
+    booting_at: float | None = None
+    """When the cloud was first observed to have granted the slices."""
     slices: int = 1
     proved: bool = False
     """True if the chips passed the burn-in that the job file or the host history asks for."""
@@ -227,7 +233,11 @@ class PlacementObservation:
     at: float
     """When the poll began."""
     listed: ListedPlacement | None
-    """The placement in the listing; None if the cloud no longer has it."""
+    """The placement in the listing; None if the cloud does not have it."""
+    refusal: Refusal | None = None
+    """The error with which its create operation ended, if the cloud does not have it."""
+    creating: bool = False
+    """True if the cloud does not have it yet, because its create operation is in progress."""
 
     @property
     def lost_reason(self) -> str | None:
@@ -275,6 +285,12 @@ class Timeouts:
 
     waiting: float = 600.0
     """Time for a zone to fill a request while another zone is open. Queues move within minutes."""
+    visible: float = 60.0
+    """Time after the cloud accepted a request in which neither listings nor lookups need to have
+    it. Google shows a new resource up to a minute late."""
+    booting: float = 2400.0
+    """Time from the grant of a slice to READY with all addresses. Large slices boot within 20
+    minutes. Slices whose creation or repair failed stay in these states and use quota for ever."""
     silence: float = 90.0
     """Silence of a host after which its slice is lost, if the cloud no longer calls it READY."""
     bad_silence: float = 300.0
