@@ -98,6 +98,7 @@ _FAST_TIMEOUTS = Timeouts(
     waiting=3.0,
     visible=3.0,
     booting=120.0,
+    deleting=60.0,
     silence=4.0,
     bad_silence=8.0,
     first_contact=30.0,

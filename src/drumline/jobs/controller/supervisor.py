@@ -39,6 +39,7 @@ from drumline.jobs.core.state import (
     EffectKind,
     Job,
     Observations,
+    OldProgram,
     Outcome,
     Placement,
     PlacementPhase,
@@ -47,7 +48,7 @@ from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.store.records import Record, Store, UnreadableJobError
 from drumline.jobs.store.specs import StoredSpec
-from drumline.observed import HostReport
+from drumline.observed import HostPhase, HostReport
 
 log = logging.getLogger(__name__)
 
@@ -114,8 +115,9 @@ class Supervisor:
         self._wake = asyncio.Event()
         self._prune_at = clock() + FIRST_PRUNE
         self.releases = Releases(
-            store, cloud, self.polls, self.folders, wall, checkpoints_of=self._checkpoints_of
-        )
+            store, cloud, self.polls, self.folders, wall,
+            checkpoints_of=self._checkpoints_of, timeout=config.timeouts.deleting,
+        )  # fmt: skip
         self._databases = databases = DatabaseIds(self.folders.owners)
         self.orphans = OrphanedSlices(store.owner, databases, store.last_number())
         self.zones = ZoneWatch(
@@ -250,7 +252,7 @@ class Supervisor:
         """
         runs = job.wish is DesiredState.RUN
         folder = self.records[job.id].spec.checkpoints_of(job.id) if runs else None
-        return self.releases.may_still_run(job.id, folder)
+        return self.releases.may_still_run(job.id, folder, self._clock())
 
     def _checkpoints_of(self, job_id: str) -> str | None:
         """Return the checkpoint folder of a job; None if it has none, or is not known."""
@@ -354,7 +356,13 @@ class Supervisor:
         if (changed and not only_reason) or decision.events or decision.ended or spec is not None:
             events = add_event_details(decision.events, job, record.spec)
             detailed = replace(decision, events=events)
-            self.store.save(detailed, self._wall(), self.sessions.reports(before), spec)
+            old_programs = {
+                effect.placement.name: self._old_program(before, effect.placement)
+                for effect in decision.effects
+                if effect.kind is EffectKind.RELEASE
+            }
+            reports = self.sessions.reports(before)
+            self.store.save(detailed, self._wall(), reports, spec, old_programs)
             self.wake()
         if changed or spec is not None:
             new_spec = record.spec if spec is None else spec
@@ -378,6 +386,22 @@ class Supervisor:
             self._act(job, effect)
         if job.status.ended and job.placement is None:
             self.forget(job.id)
+
+    def _old_program(self, job: Job, placement: Placement) -> OldProgram:
+        """Return what is known of the program on slices that a job releases."""
+        attempt, reports = job.attempt, self.sessions.reports(job)
+        if placement.name in {parked.name for parked in job.parked}:
+            return OldProgram.ENDED  # slices are held back only without a program
+        if job.placement is None or job.placement.name != placement.name:
+            return OldProgram.UNKNOWN
+        if attempt is None:
+            # An attempt ends with a confirmed stop. An adopted slice may run another's program.
+            return OldProgram.ENDED if job.attempts else OldProgram.UNKNOWN
+        exited = all(r.phase in {HostPhase.EXITED, HostPhase.MISSING} for r in reports)
+        if self.sessions.stopped(job) or (reports and exited):
+            return OldProgram.ENDED
+        steps = self.heartbeats.steps(job.id, attempt.number)
+        return OldProgram.FENCED if steps and steps.fenced else OldProgram.UNKNOWN
 
     def _update_host_history(self, before: Job, decision: Decision) -> None:
         """Record evidence against hosts that failed, and the burn-ins that hosts passed."""

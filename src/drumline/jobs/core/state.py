@@ -226,6 +226,15 @@ class Job:
     ended_at: float | None = None
 
 
+class OldProgram(StrEnum):
+    """What is known of the program on a slice that is being deleted."""
+
+    UNKNOWN = ""
+    ENDED = "ended"
+    FENCED = "fenced"
+    """It had claimed its checkpoint folder, so it cannot write there after the next attempt."""
+
+
 @dataclass(frozen=True)
 class PlacementObservation:
     """A placement as the newest successful poll of its zone shows it."""
@@ -291,6 +300,9 @@ class Timeouts:
     booting: float = 2400.0
     """Time from the grant of a slice to READY with all addresses. Large slices boot within 20
     minutes. Slices whose creation or repair failed stay in these states and use quota for ever."""
+    deleting: float = 1800.0
+    """Time for the deletion of a slice, which takes minutes. A deletion may also take days. Then
+    the job goes on elsewhere, if the old program has ended or can no longer write checkpoints."""
     silence: float = 90.0
     """Silence of a host after which its slice is lost, if the cloud no longer calls it READY."""
     bad_silence: float = 300.0
