@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,7 +100,7 @@ def test_a_thousand_jobs_whose_requests_do_not_appear_cause_few_calls(tmp_path: 
         harness.cloud.creates, harness.cloud.creation = False, OperationState(False)
         zones = ["us-central2-b", "us-central1-a", "us-west4-a", "us-west1-c", "europe-west4-b"]
         for number in range(1000):
-            kind = {"accelerator": "v5litepod-16", "zones": [zones[1 + number % 4]]}
+            kind: dict[str, Any] = {"accelerator": "v5litepod-16", "zones": [zones[1 + number % 4]]}
             await harness.create(**({} if number % 5 == 0 else kind))
         await asyncio.sleep(60)
         since = harness.clock()

@@ -167,7 +167,13 @@ def _parse_node(entry: Mapping[str, Any], zone: str, ssh_port: int | None) -> Li
         labels=_labels(entry),
         endpoints=_endpoints(_sequence(entry.get("networkEndpoints")), ssh_port),
         request=_short_name(entry.get("queuedResource")),
+        health=_text(entry.get("health")).removeprefix("HEALTH_UNSPECIFIED"),
+        in_maintenance=_is_in_maintenance(_mapping(entry.get("upcomingMaintenance"))),
     )
+
+
+def _is_in_maintenance(maintenance: Mapping[str, Any]) -> bool:
+    return _text(maintenance.get("maintenanceStatus")) == "ONGOING"
 
 
 def _endpoints(entries: Sequence[object], ssh_port: int | None) -> tuple[Endpoint, ...]:

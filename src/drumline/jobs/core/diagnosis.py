@@ -64,6 +64,10 @@ def check_silence(
             state = listed.cloud_state if listed and listed.slices else "gone"
             reason = f"host {report.index} silent, the slice is {state}"
             return after_preemption(job, placement, reason, now, observations.steps)
+        if polled_since and listed is not None and listed.maintenance:
+            reason = f"host {report.index} silent, the slice is in maintenance"
+            reason += f" ({listed.maintenance})"
+            return after_preemption(job, placement, reason, now, observations.steps)
         message = f"no report from host {report.index} for {format_duration(silence)}"
         if polled_since and silence > limit:
             cause = Cause(

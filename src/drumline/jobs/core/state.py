@@ -193,6 +193,8 @@ class Job:
     kept_until: float | None = None
     """When the slices of a cancelled job are released; None while it holds none."""
     wish: DesiredState = DesiredState.RUN
+    deletes: int = 0
+    """The number of deletes that users asked for. A resume that began before one is refused."""
     status: Status = Status.QUEUED
     reason: str = ""
     next_choice: int = 0
