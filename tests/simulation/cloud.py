@@ -7,7 +7,7 @@ lag or lose entries, a login that expires.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drumline.chips import slice_of
 from drumline.cloud.google import placements
@@ -53,6 +53,8 @@ REFUSALS = (
 )
 
 
+DELETE_SECONDS = 60.0
+NEVER = 1e9
 CREATION_ERRORS = (*REFUSALS, UNAVAILABLE, INTERNAL)
 """Errors with which an accepted creation ends. None of them ends a job."""
 
@@ -105,7 +107,7 @@ class SimulatedCloud:
         self._environment = environment
         self._dice = environment.streams["cloud"]
         limits = Limits(capacity={zone: {"v4": chips, "v5e": chips} for zone in zones})
-        timing = CloudTiming(waiting=20.0, provision=90.0, delete=60.0)
+        timing = CloudTiming(waiting=20.0, provision=90.0, delete=DELETE_SECONDS)
         self.fleet = Fleet(environment.now, limits, timing, seed=self._dice.getrandbits(32))
         self.weather = Weather()
         self.zones = tuple(zones)
@@ -223,6 +225,34 @@ class SimulatedCloud:
                 host.announce_shutdown("preempted")
         self.fleet.preempt(node, notice)
         self.stir()
+
+    def hang_deletions(self, hang: bool) -> None:
+        """Whether deletions that begin from now on have no end before the faults stop."""
+        delete = NEVER if hang else DELETE_SECONDS
+        self.fleet.timing = replace(self.fleet.timing, delete=delete)
+
+    def end_deletions(self) -> None:
+        """End all deletions that hang."""
+        self.hang_deletions(False)
+        soon = self._environment.now() + DELETE_SECONDS
+        for node in self.fleet.nodes.values():
+            node.gone_at = min(node.gone_at, soon)
+        for request in self.fleet.requests.values():
+            request.due_at = min(request.due_at, soon)
+        self.stir()
+
+    async def maintain(self, node: Node, seconds: float) -> None:
+        """Maintain the machines of a node, whose hosts answer nothing meanwhile."""
+        name = _short(node.spec.name)
+        self._environment.note("maintenance", name, seconds)
+        # Nobody is to blame if the job gives it up.
+        self._environment.taken.add(name)
+        hosts = self.hosts_of(node)
+        node.health = "UNHEALTHY_MAINTENANCE"
+        for host in hosts:
+            host.hung_until = max(host.hung_until, self._environment.now() + seconds)
+        await asyncio.sleep(seconds)
+        node.health = ""
 
     def fail_request(self, request: Request, error: RpcStatus | None) -> None:
         """The cloud gives up a request that waits."""
@@ -415,5 +445,5 @@ def _node(node: Node) -> ListedNode:
     ends = tuple(Endpoint(host.host_key, host.ip) for host in node.hosts)
     return ListedNode(
         _short(spec.name), spec.zone, node.state.value, spec.slice.name, spec.labels, ends,
-        request=_short(node.request or ""),
+        request=_short(node.request or ""), health=node.health,
     )  # fmt: skip
