@@ -221,15 +221,15 @@ def test_gitignore_files_are_applied_without_git(tmp_path: Path) -> None:
     folder = fill(tmp_path / "code", *NAMES)
     (folder / ".gitignore").write_text(IGNORED)
     (folder / "own" / ".gitignore").write_text("drop.txt\n!/sub/drop.txt\n")
-    ours = sorted(files_below(folder))
+    packed_files = sorted(files_below(folder))
     git(folder, "init")
     listed = subprocess.run(
         [GIT, "-C", str(folder), "ls-files", "-o", "--exclude-standard", "-z"],
         check=True,
         capture_output=True,
     ).stdout
-    assert ours == sorted(name for name in listed.decode().split("\0") if name)
-    assert {"plain.py", "keep.log", "xonly", "own/sub/drop.txt"} <= set(ours)
+    assert packed_files == sorted(name for name in listed.decode().split("\0") if name)
+    assert {"plain.py", "keep.log", "xonly", "own/sub/drop.txt"} <= set(packed_files)
 
 
 def test_only_the_sources_of_the_bundled_package_are_sent(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class FakeCloud:
         if self.no_find:
             raise self.no_find
         request, node = self.requested.get(name), self.held.get(name)
-        if not any(found and found.zone == zone for found in (request, node)):
+        if not any(resource and resource.zone == zone for resource in (request, node)):
             return None
         return placements.combine(request, [node] if node else [])
 

@@ -279,9 +279,9 @@ class SimulatedCloud:
         await self._call("list")
         if self._dice.chance(self.weather.unsure):
             raise UNAVAILABLE
-        found = next((p for p in self._listed() if p.zone == zone and p.name == name), None)
+        placement = next((p for p in self._listed() if p.zone == zone and p.name == name), None)
         await self._answer()
-        return found
+        return placement
 
     async def operation(self, name: str) -> OperationState | None:
         """The state of the operation that creates a request."""

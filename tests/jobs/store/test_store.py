@@ -67,15 +67,15 @@ def test_the_owner_is_the_same_for_ever_and_different_elsewhere(tmp_path: Path) 
 
 def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
-    held = Placement("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
-    release = Effect(EffectKind.RELEASE, held)
-    store.save(Decision(replace(job, placement=held)), 3.0)
+    placement = Placement("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
+    release = Effect(EffectKind.RELEASE, placement)
+    store.save(Decision(replace(job, placement=placement)), 3.0)
     store.save(Decision(job, effects=(release,)), 10.0)
     (row,) = store.releasing()
-    assert (row.name, row.ready, row.released) == (held.name, 3.0, 10.0)
+    assert (row.name, row.ready, row.released) == (placement.name, 3.0, 10.0)
     store.remove(job.id)
-    assert [r.name for r in store.releasing()] == [held.name]
-    store.gone(held.name, 12.0)
+    assert [r.name for r in store.releasing()] == [placement.name]
+    store.gone(placement.name, 12.0)
     assert store.releasing() == []
 
 
@@ -90,8 +90,8 @@ def test_a_stray_that_was_thought_gone_is_released_again(store: Store) -> None:
 def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     attempt = Attempt(1, started_at=2.0, running_at=3.0)
-    held = Placement("s", "local-a", "v4-8", 1, asked_at=2.0)
-    store.save(Decision(replace(job, attempt=attempt, placement=held)), 3.0)
+    placement = Placement("s", "local-a", "v4-8", 1, asked_at=2.0)
+    store.save(Decision(replace(job, attempt=attempt, placement=placement)), 3.0)
     done = replace(job, status=Status.SUCCEEDED)
     store.save(Decision(done, ended=(EndedAttempt(attempt, Outcome.SUCCEEDED, ""),)), 9.0)
     (row,) = store.attempts(job.id)

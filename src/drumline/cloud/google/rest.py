@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from drumline.cloud.google.credentials import LOGIN, Credentials
-from drumline.cloud.google.errors import ErrorResponse, Rpc, parse_error
+from drumline.cloud.google.errors import Rpc
+from drumline.cloud.google.responses import ErrorResponse, parse_error
 from drumline.cloud.protocol import CloudError
 
 _log = logging.getLogger(__name__)

@@ -357,9 +357,11 @@ class JobService:
                 None if value in ([], {}) else value for value in (before.get(key), after[key])
             )
             if old != new:
-                held = f"a {old} slice" if key == "capacity" else "a slice from before this change"
+                held_slice = (
+                    f"a {old} slice" if key == "capacity" else "a slice from before this change"
+                )
                 raise RequestError(
-                    f"{key}: {job.id} holds {held};"
+                    f"{key}: {job.id} holds {held_slice};"
                     f" run drumline delete {job.id} to release it, then resume",
                     409,
                 )
