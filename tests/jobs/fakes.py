@@ -106,6 +106,8 @@ class FakeCloud:
         """Slices that exist and that listings leave out."""
         self.no_find: CloudError | None = None
         """The error of every lookup by name."""
+        self.no_keys: CloudError | None = None
+        """The error of every read of host keys."""
         self.buckets: dict[str, str] = {}
         self._clock = clock
         self.asked: list[PlacementRequest] = []
@@ -190,7 +192,9 @@ class FakeCloud:
         self.held.pop(name, None)
 
     async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
-        del placement
+        self._called("keys", placement.name)
+        if self.no_keys:
+            raise self.no_keys
         return []
 
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:

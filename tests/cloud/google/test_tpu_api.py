@@ -9,6 +9,7 @@ from google.cloud import tpu_v2
 
 from drumline.cloud.google import placements
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
+from drumline.cloud.google.tpu_api import TpuApi
 from drumline.observed import Endpoint
 from tests.cloud.google.scripted import (
     NO_REQUEST,
@@ -272,11 +273,23 @@ class TestHostKeys:
         assert keys == [None, None]
 
     @pytest.mark.parametrize(
-        "answer", [refused(404, "NOT_FOUND", "no"), refused(403, None, "no"), httpx.ReadTimeout("")]
+        "answer",
+        [refused(404, "NOT_FOUND", "no"), refused(400, "FAILED_PRECONDITION", "are disabled")],
     )
-    def test_an_error_is_no_key(self, answer: Answer) -> None:
+    def test_an_answer_that_none_is_published_is_no_key(self, answer: Answer) -> None:
         assert self.keys(self.two, answer) == [None, None]
-        assert self.keys(answer) == []
+
+    @pytest.mark.parametrize(
+        "answer",
+        [refused(403, None, "no"), refused(500, None, "internal"), httpx.ReadTimeout("")],
+    )
+    def test_keys_that_cannot_be_read_are_an_error(self, answer: Answer) -> None:
+        fails(Script([self.two, answer]), read_keys)
+        fails(Script([answer]), read_keys)
+
+
+async def read_keys(api: TpuApi) -> list[str | None]:
+    return await api.host_keys(placements.combine(None, [ListedNode("n", ZONE, "READY", "", {})]))
 
 
 class TestInstanceNames:

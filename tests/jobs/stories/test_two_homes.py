@@ -62,9 +62,10 @@ def taken_away(world: World, job: str, times: int) -> None:
 
 def _trains(world: World, job: str, attempt: int) -> bool:
     shown: dict[str, Any] = world.client.show(job)
-    step = (shown["progress"] or {}).get("step") or 0
+    # An attempt that is taken away before it has saved starts again, and the gate stops it then.
+    saved = (shown["progress"] or {}).get("checkpoint") or 0
     return (
-        shown["status"] == "RUNNING" and len(shown["attempts"]) == attempt and step >= 12 * attempt
+        shown["status"] == "RUNNING" and len(shown["attempts"]) == attempt and saved >= 10 * attempt
     )
 
 
