@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -198,6 +197,10 @@ class Sessions:
             log.warning("job %s: hosts %s did not confirm the stop", key[0], hosts)
         self._stopped[key] = hosts
 
+    def mark_stopped(self, key: AttemptKey) -> None:
+        """Record that no program of an attempt was ever sent to a host."""
+        self._stopped[key] = ()
+
     def mark_unreachable(self, key: AttemptKey, hosts: int) -> None:
         """Record that no host of an attempt could be told to stop."""
         self._stopped[key] = tuple(range(hosts))
@@ -328,7 +331,10 @@ class AttemptRunner:
         if record is None:
             return
         if self._sessions.get(key) is None:
-            # Without any key that a host showed before, no program was ever sent to it.
-            with suppress(HostKeysUnreadableError):
+            try:
                 await self._connect(key[0], placement)
+            except HostKeysUnreadableError:
+                # Without any key that a host showed before, no program was ever sent to it.
+                self._sessions.mark_stopped(key)
+                return
         await self._sessions.stop(key, record.job.grace)
