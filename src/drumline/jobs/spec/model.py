@@ -25,7 +25,6 @@ from drumline.jobs.spec import zones as zone_checks
 from drumline.jobs.spec.checks import InvalidValue, quoted
 from drumline.jobs.spec.yaml_lines import KeyPath
 
-KEEP_SECONDS = 3600.0
 """Seconds that a cancelled job keeps its slice: enough to fix a bug, and a small bill."""
 
 Allowance = Annotated[int | Literal["unlimited"], BeforeValidator(checks.allowance)]
@@ -432,10 +431,12 @@ class JobSpec(BaseModel):
         "seconds, or `30s`, `2m`. Default: `30`.",
         examples=["2m"],
     )
-    keep: Annotated[float, BeforeValidator(checks.keep)] = Field(
-        default=KEEP_SECONDS,
-        description="The time that a cancelled job keeps its slice for a `resume`, at your cost: "
-        "seconds, `30m`, `2h`; `0` releases it at once. Default: `1h`.",
+    keep: Annotated[float | None, _optional(checks.keep)] = Field(
+        default=None,
+        description="The time that a cancelled or failed job keeps its slice for a `resume`, at "
+        "your cost: seconds, `30m`, `2h`; `0` releases it at once. A slice with a bad host, or on "
+        "which the program may still run, is not kept. Default: `1h` after `cancel`, `5m` after a "
+        "failure.",
         examples=["10m"],
     )
     progress: Annotated[str | None, _optional(checks.progress)] = Field(
