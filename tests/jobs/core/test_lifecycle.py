@@ -602,3 +602,23 @@ def test_a_host_that_ended_its_program_and_is_silent_since_is_a_bad_one() -> Non
         if scenario.outcomes:
             break
     assert scenario.outcomes == [Outcome.BAD_HOST]
+
+
+def in_maintenance(scenario: Scenario) -> Scenario:
+    scenario.look("ACTIVE", "READY")
+    assert scenario.node is not None
+    scenario.node = replace(scenario.node, health="UNHEALTHY_MAINTENANCE")
+    return scenario
+
+
+def test_a_silent_slice_in_maintenance_is_lost_and_nobody_is_blamed() -> None:
+    scenario = in_maintenance(Scenario().runs().passes(TIMEOUTS.silence + 60)).settle()
+    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert (scenario.job.bad_hosts, scenario.job.failures) == (0, 0)
+    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+
+
+def test_a_slice_in_maintenance_whose_hosts_report_runs_on() -> None:
+    scenario = in_maintenance(Scenario().runs()).everybody_is_heard()
+    assert scenario.status() is Status.RUNNING
+    assert scenario.outcomes == []
