@@ -327,7 +327,7 @@ def password_files(place: Place) -> None:
     place.write(".pypirc", "[pypi]\nusername = me\npassword = p\n")
     place.write("pip.conf", "[global]\nindex-url = https://me:pw@host/simple\n")
     place.write("a/pip.conf", "[global]\nindex-url = https://host/simple\n")
-    place.write(".cache/huggingface/token", "hf_x")
+    place.write("cache/huggingface/token", "hf_x")
     place.write("token.txt", "hf_" + "a" * 34 + "\n")
 
 
@@ -691,7 +691,7 @@ CASES = (
         ("a/.npmrc", "a/pip.conf"),
         dict.fromkeys((".netrc", ".pgpass", ".git-credentials"), PASSWORDS)
         | dict.fromkeys((".npmrc", ".pypirc", "pip.conf"), SETTINGS)
-        | dict.fromkeys(("kaggle.json", ".cache/huggingface/token", "token.txt"), TOKEN),
+        | dict.fromkeys(("kaggle.json", "cache/huggingface/token", "token.txt"), TOKEN),
     ),
     Case(
         "tokens under other names, and histories",

@@ -138,7 +138,7 @@ def test_two_running_jobs_never_share_checkpoints(tmp_path: Path) -> None:
         assert re.fullmatch(rf"{CHECKPOINT}/[0-9a-f]{{8}}-{first}", folder)
         begun, again = harness.starts(first)[0].program, harness.starts(second)[0].program
         assert begun.checkpoint == again.checkpoint == folder
-        assert begun.owner == again.owner == folder.split("/")[-1][:8]
+        assert begun.owner == again.owner == harness.service.store.owner
         assert 0 < begun.fence < again.fence
         with pytest.raises(RequestError, match=f"{second} is RUNNING"):
             await harness.service.verb(first, "resume", {})

@@ -1,9 +1,12 @@
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from drumline.jobs.core.state import (
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.store.metrics import Point
 from drumline.jobs.store.records import SliceRow, Store
+from drumline.jobs.store.schema import SchemaError
 
 
 @pytest.fixture
@@ -63,6 +67,51 @@ def test_the_owner_is_the_same_for_ever_and_different_elsewhere(tmp_path: Path) 
     here = Store(tmp_path / "a.db").owner
     assert Store(tmp_path / "a.db").owner == here
     assert Store(tmp_path / "b.db").owner != here
+
+
+def test_a_copy_of_a_home_is_refused_while_the_original_is_there(tmp_path: Path) -> None:
+    original, copied = tmp_path / "home", tmp_path / "copy"
+    original.mkdir()
+    with closing_store(original) as store:
+        store.require_original(original)
+        store.require_original(original)
+    shutil.copytree(original, copied)
+    (tmp_path / "link").symlink_to(original)
+    with closing_store(copied) as store:
+        with pytest.raises(SchemaError, match=f"{copied} is a copy of the home {original}"):
+            store.require_original(copied)
+        with pytest.raises(SchemaError):
+            store.require_original(copied)
+    for path in (original, tmp_path / "link"):
+        with closing_store(path) as store:
+            store.require_original(path)
+
+
+@pytest.mark.parametrize("original", ["removed", "a new database", "damaged"])
+def test_a_home_that_was_moved_is_used(original: str, tmp_path: Path) -> None:
+    before, after = tmp_path / "home", tmp_path / "moved"
+    before.mkdir()
+    with closing_store(before) as store:
+        store.require_original(before)
+    before.rename(after)
+    if original != "removed":
+        before.mkdir()
+        (before / "jobs.db").write_bytes(b"?" * 9000 if original == "damaged" else b"")
+    if original == "a new database":
+        with closing_store(before) as store:
+            store.require_original(before)
+    with closing_store(after) as store:
+        store.require_original(after)
+        store.require_original(after)
+
+
+@contextmanager
+def closing_store(home: Path) -> Iterator[Store]:
+    store = Store(home / "jobs.db")
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:

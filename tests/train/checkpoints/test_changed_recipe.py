@@ -37,6 +37,10 @@ def with_data(steps: int, **of_data: Any) -> Recipe:
     return replace(toy(steps), data=replace(toy(steps).data, **of_data))
 
 
+def wider(key: Any) -> Any:
+    return jax.tree.map(lambda array: 2 * array, SHARDED.init(key))
+
+
 def louder(params: Any, batch: Any, key: Any) -> Any:
     value, metrics = SHARDED.loss(params, batch, key)
     return 2 * value, metrics
@@ -71,6 +75,10 @@ FEWER_ROWS = {name: column[:100] for name, column in ROWS.items()}
         (
             lambda: toy(8, model=replace(SHARDED, loss=louder)),
             "the model's loss computes something",
+        ),
+        (
+            lambda: toy(8, model=replace(SHARDED, init=wider)),
+            "the model's parameters are initialized differently",
         ),
     ],
 )
@@ -131,6 +139,20 @@ def test_a_new_option_of_a_model_is_no_change_until_it_is_used() -> None:
     now["model"]["sizes"]["compute_dtype"] = "bfloat16"
     (used,) = find_changes(before, now)
     assert (used.text, used.breaking) == ("model compute_dtype float32 → bfloat16", True)
+
+
+def test_pretrained_parameters_are_resumed() -> None:
+    weights = jax.tree.map(np.asarray, SHARDED.init(jax.random.key(0)))
+    others = jax.tree.map(lambda array: array + 1, weights)
+    before = origin(toy(8, model=replace(SHARDED, init=lambda _: weights)))
+    after = origin(toy(8, model=replace(SHARDED, init=lambda _: others)))
+    assert find_changes(before, after) == ()
+
+
+def test_a_checkpoint_without_a_record_of_the_initialization_is_resumed() -> None:
+    before, now = origin(toy(8)), origin(toy(8))
+    del before["model"]["init"]
+    assert find_changes(before, now) == ()
 
 
 def test_the_same_recipe_resumes_on_other_chips() -> None:

@@ -24,6 +24,7 @@ from drumline.observed import ListedPlacement, Refusal
 
 GOOGLE = "https://tpu.googleapis.com"
 STORAGE = "https://storage.googleapis.com"
+RESOURCE_MANAGER = "https://cloudresourcemanager.googleapis.com"
 SSH_PORT = 22
 
 # The maximum of the API is not documented. It may return fewer entries than requested.
@@ -50,6 +51,7 @@ class TpuApi:
         *,
         base_url: str = GOOGLE,
         storage_url: str = STORAGE,
+        resource_manager_url: str = RESOURCE_MANAGER,
         credentials: Credentials | None = None,
         ssh_port: int | None = SSH_PORT,
         limits: CallLimits | None = None,
@@ -65,6 +67,7 @@ class TpuApi:
         self._project = project
         self._base = base_url.rstrip("/")
         self._storage = storage_url.rstrip("/")
+        self._resource_manager = resource_manager_url.rstrip("/")
         self._ssh_port = ssh_port
         self._client = RestClient(
             self._base,
@@ -159,6 +162,15 @@ class TpuApi:
             )
             names += messages.parse_instance_names(response, len(listed_slice.endpoints))
         return names
+
+    async def granted_permissions(self, permissions: Sequence[str]) -> list[str]:
+        """Return those of the permissions that the login has on the project."""
+        project = quote(self._project, safe="")
+        url = f"{self._resource_manager}/v1/projects/{project}:testIamPermissions"
+        call = RestCall("POST", url, body={"permissions": [*permissions]})
+        response = await self._client.send(call, self._client.deadline())
+        granted = response.get("permissions")
+        return [str(name) for name in granted] if isinstance(granted, list) else []
 
     def explain(self, error: CloudError, zone: str) -> Refusal:
         """Classify an error of a call about a zone."""

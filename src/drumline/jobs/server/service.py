@@ -27,7 +27,7 @@ from drumline.jobs.server.orphans import Orphans
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.slice_settings import SLICE_KEYS
 from drumline.jobs.store.records import JobFilter, Record, UnreadableJob, UnreadableJobError
-from drumline.jobs.store.specs import StoredSpec
+from drumline.jobs.store.specs import StoredSpec, checkpoint_owner
 from drumline.observed import HostPhase
 
 RECENT_SECONDS = 24 * 3600.0
@@ -162,9 +162,9 @@ class JobService:
         archive = await self.files.pack(spec, bundled)
         stored = spec.model_dump(mode="json")
         stored |= {"archive": archive, "origin": job_origin or None}
-        stored["checkpoint_owner"] = self.store.owner
-        terms = verbs.JobTerms.of(spec, choices)
         now = time.time()
+        stored["checkpoint_owner"] = checkpoint_owner(self.store.owner, now)
+        terms = verbs.JobTerms.of(spec, choices)
         cleanup = contextlib.ExitStack()
 
         def make_job(job_id: str) -> Job:
@@ -328,9 +328,9 @@ class JobService:
         if not adopted:
             self._require_same_slice(requested, before, after)
         archive = await self.files.pack(spec, await self.files.choose_package(spec))
-        owner: str | None = self.store.owner
-        if after["checkpoint"] == before.get("checkpoint"):
-            owner = record.spec.checkpoint_owner
+        owner = record.spec.checkpoint_owner
+        if after["checkpoint"] != before.get("checkpoint"):
+            owner = checkpoint_owner(self.store.owner, time.time())
         added = {"archive": archive, "origin": origin, "checkpoint_owner": owner}
         stored = StoredSpec.from_json(after | added)
         terms = verbs.JobTerms.of(spec, choices)
