@@ -100,6 +100,8 @@ class FakeCloud:
         """Slices that exist and that listings leave out."""
         self.no_find: CloudError | None = None
         """The error of every lookup by name."""
+        self.login_error: CloudError | None = None
+        """The error of a login that is missing or expired."""
         self.no_keys: CloudError | None = None
         """The error of every read of host keys."""
         self.buckets: dict[str, str] = {}
@@ -180,6 +182,10 @@ class FakeCloud:
         if self.no_keys:
             raise self.no_keys
         return []
+
+    async def check_login(self) -> None:
+        if self.login_error:
+            raise self.login_error
 
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
         return [f"instance-{index}" for index in range(len(placement.endpoints))]

@@ -284,6 +284,9 @@ class SimulatedCloud:
         await self._call("list")
         return [None] * len(placement.endpoints)
 
+    async def check_login(self) -> None:
+        """Always valid."""
+
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
         """None is published."""
         return [None] * len(placement.endpoints)

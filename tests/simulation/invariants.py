@@ -162,13 +162,24 @@ class Invariants:
         service = self._server.service
         for record in service.supervisor.records.values() if service else ():
             job = record.job
-            if job.placement is None or not job.status.ended or job.wish is not DesiredState.CANCEL:
+            if job.placement is None or not job.status.ended or job.wish is DesiredState.DELETE:
                 continue
+            if job.status is Status.FAILED:
+                self._check_programs_ended(job, job.placement.name)
             for user_request in reversed(self._user_requests.get(job.id, [])):
                 if user_request.verb in {"create", "resume"}:
                     break
                 if user_request.verb == "delete" and user_request.outcome == "answered":
                     self._environment.fail(f"{job.id} was deleted, and its slice is kept")
+
+    def _check_programs_ended(self, job: Job, kept: str) -> None:
+        """No program runs on the slice that a failed job keeps."""
+        for host in self._environment.hosts.values():
+            for attempt in host.attempts.values():
+                if (attempt.job, attempt.attempt) in self._environment.liars:
+                    continue
+                if attempt.alive and host.name.startswith(f"{kept}/"):
+                    self._environment.fail(f"{job.id} failed and runs on its kept {host.name}")
 
     # In the morning ------------------------------------------------------------------------------
 

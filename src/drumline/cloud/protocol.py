@@ -84,6 +84,9 @@ class Cloud(Protocol):
         The list is empty if the number of hosts is unknown.
         """
 
+    async def check_login(self) -> None:
+        """Raise CloudError if the login is missing or expired. Make no call about a resource."""
+
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
         """Return the name of the instance of each host, slice by slice; None if not published."""
 

@@ -8,7 +8,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from drumline.errors import UserError
@@ -16,6 +16,8 @@ from drumline.hosts.bundled_package import Use, training_requirements
 from drumline.hosts.packing.listing import PACKAGE_FOLDER
 from drumline.hosts.values import Step
 
+DEFAULT_SHM_SIZE = "16g"
+"""The size of /dev/shm in containers. Data loaders need more than the 64 MB of docker."""
 Kind = Literal["system", "uv", "venv", "conda", "docker"]
 
 
@@ -33,6 +35,11 @@ class PythonEnvironment:
     """The container image; for docker only."""
     drumline: Use = "none"
     """The part of Drumline that is bundled with the code."""
+    # Not in the text of the value, which names the folders of environments on hosts in use.
+    login: str | None = field(default=None, repr=False)
+    """The login to the registry of the image: `service-account`, or the name of a secret."""
+    shm_size: str = field(default=DEFAULT_SHM_SIZE, repr=False)
+    """The size of /dev/shm in the container."""
 
 
 def python_steps(python: PythonEnvironment, job_id: str) -> tuple[Step, ...]:

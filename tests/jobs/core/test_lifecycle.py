@@ -205,7 +205,6 @@ def test_a_failing_program_is_retried_as_often_as_allowed_and_then_fails() -> No
     assert scenario.job.cause is not None
     assert (scenario.job.cause.host, scenario.job.cause.error) == (1, "ValueError: batch 250")
     assert scenario.job.cause.ahead_seconds == 0.5
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
 def test_a_failure_is_diagnosed_only_after_a_newer_poll() -> None:
@@ -299,6 +298,59 @@ def test_cancel_keeps_the_slice_and_resume_uses_it() -> None:
     scenario.settle()
     assert scenario.job.attempts == 2
     assert scenario.job.asks == 1
+
+
+def failed_job() -> Scenario:
+    """A job without retries whose program has failed, before the decision on it."""
+    scenario = Scenario()
+    scenario.job = replace(scenario.job, allowance=Allowance(failures=0))
+    return scenario.runs().program_fails()
+
+
+def test_a_failed_job_keeps_its_slice_for_a_resume() -> None:
+    scenario = failed_job().verdict()
+    assert scenario.status() is Status.FAILED
+    assert scenario.did(EffectKind.RELEASE) == []
+    reason = scenario.job.reason
+    scenario.job = lifecycle.reset_for_resume(scenario.job)
+    scenario.settle()
+    assert (scenario.job.attempts, scenario.job.asks) == (2, 1)
+    again = failed_job().verdict().passes(299)
+    assert again.did(EffectKind.RELEASE) == []
+    again.passes(2)
+    assert again.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert (again.status(), again.job.reason) == (Status.FAILED, reason)
+    assert "not resumed within 5 min" in again.event_texts[-1]
+
+
+def test_a_delete_releases_the_slice_of_a_failed_job() -> None:
+    scenario = failed_job().verdict()
+    scenario.job = replace(scenario.job, wish=DesiredState.DELETE)
+    scenario.settle()
+    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.status() is Status.FAILED
+
+
+def test_a_failed_job_that_keeps_nothing_releases_at_once() -> None:
+    scenario = failed_job()
+    scenario.job = replace(scenario.job, keep_failed=0.0)
+    assert scenario.verdict().did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+
+
+def test_a_slice_whose_program_is_not_known_to_be_dead_is_not_kept() -> None:
+    scenario = failed_job()
+    scenario.host(1, HostPhase.RUNNING).passes(TIMEOUTS.settle + 1).verdict()
+    assert scenario.status() is Status.FAILED
+    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+
+
+def test_a_slice_with_a_bad_host_is_not_kept() -> None:
+    scenario = Scenario()
+    scenario.job = replace(scenario.job, allowance=Allowance(bad_hosts=0))
+    scenario.runs().program_fails(error="Failed to initialize TPU system: open(/dev/vfio/0): busy")
+    scenario.look("ACTIVE", "READY").everybody_is_heard()
+    assert scenario.status() is Status.FAILED
+    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
 def test_a_kept_slice_that_is_taken_is_released() -> None:
@@ -396,8 +448,8 @@ def test_a_failing_set_up_is_a_failure_of_the_set_up_not_of_the_program() -> Non
             scenario.passes(60)
     assert scenario.outcomes == [Outcome.SETUP_FAILED] * 2
     assert scenario.status() is Status.FAILED
-    where = f"set-up failed on host 0 of 2: {error}"
-    assert scenario.job.reason == f"2 failures, the last of the set-up; {where}"
+    where = f"on host 0 of 2: {error}"
+    assert scenario.job.reason == f"2 failures, the last of the set-up {where}"
     assert "program" not in " ".join(scenario.event_texts)
 
 

@@ -75,6 +75,39 @@ async def slice_goes(harness: ServerHarness) -> None:
     await harness.until(lambda: not harness.cloud.held and not harness.cloud.requested)
 
 
+def test_delete_speaks_of_chips_only_if_the_job_holds_a_slice(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.given = ("WAITING_FOR_RESOURCES", None)
+        waiting = await harness.create()
+        await harness.reaches(waiting, "WAITING")
+        request = "its request for v4-16 in us-central2-b is withdrawn"
+        assert await do(harness, waiting, "delete") == f"{waiting} is cancelled; {request}"
+        await harness.reaches(waiting, "CANCELLED")
+        assert await do(harness, waiting, "delete") == f"{waiting} is CANCELLED and holds no slice"
+        harness.cloud.given = ("ACTIVE", "READY")
+        job = await running(harness)
+        assert "8 chips in us-central2-b are being released" in await do(harness, job, "delete")
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_clean_right_after_delete_waits_for_the_program(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await running(harness)
+        door = slow_to_stop(harness, job)
+        await do(harness, job, "delete")
+        await door.reached.wait()
+        cleaning = asyncio.ensure_future(do(harness, job, "clean"))
+        await asyncio.sleep(5)
+        assert not cleaning.done()
+        door.open()
+        assert "are removed" in await cleaning
+        assert harness.service.overview() == []
+        await slice_goes(harness)
+
+    run_scenario(tmp_path, scenario)
+
+
 def test_a_cancel_after_a_delete_does_not_keep_the_slice(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await running(harness)

@@ -69,6 +69,7 @@ class TpuApi:
         self._storage = storage_url.rstrip("/")
         self._resource_manager = resource_manager_url.rstrip("/")
         self._ssh_port = ssh_port
+        self._credentials = credentials
         self._client = RestClient(
             self._base,
             credentials,
@@ -175,6 +176,11 @@ class TpuApi:
     def explain(self, error: CloudError, zone: str) -> Refusal:
         """Classify an error of a call about a zone."""
         return refusal(error.code, str(error), zone)
+
+    async def check_login(self) -> None:
+        """Raise CloudError if there is no token for a call."""
+        if self._credentials is not None:
+            await self._credentials.token()
 
     async def bucket_location(self, bucket: str) -> str | None:
         """Return the location of a bucket, such as `US-CENTRAL2`, or None if it is not readable."""

@@ -397,21 +397,29 @@ def _keep_for_resume(
     """Keep the slices of an ended job until its `keep` is over, it is deleted, or they are lost."""
     if job.kept_until is None:
         # The job was saved by an earlier version, which had no `kept_until`.
-        job = replace(job, kept_until=now + job.keep)
+        job = replace(job, kept_until=now + _keep_seconds(job))
     lost_reason = observations.placement.lost_reason if observations.placement else None
     time_left = now < (job.kept_until or 0.0)
-    if lost_reason is None and job.wish is DesiredState.CANCEL and time_left:
+    if lost_reason is None and job.wish is not DesiredState.DELETE and time_left:
         return Decision(job)
+    failed = job.status is Status.FAILED
     release_reason, job_reason = "no longer wanted", ""
     if lost_reason is not None:
         release_reason, job_reason = lost_reason, f"the kept slice was lost: {lost_reason}"
-    elif job.wish is DesiredState.CANCEL:
-        release_reason = job_reason = f"not resumed within {format_duration(job.keep)}"
+    elif job.wish is not DesiredState.DELETE:
+        duration = format_duration(_keep_seconds(job))
+        release_reason = job_reason = f"not resumed within {duration}"
+    if failed:
+        job_reason = job.reason  # the failure matters more than the slice
     return Decision(
         replace(job, placement=None, reason=job_reason, kept_until=None),
         effects=(Effect(EffectKind.RELEASE, placement, release_reason),),
         events=(Event("released", f"slice in {placement.zone}: {release_reason}"),),
     )
+
+
+def _keep_seconds(job: Job) -> float:
+    return job.keep_failed if job.status is Status.FAILED else job.keep
 
 
 def reset_for_resume(job: Job) -> Job:
@@ -504,7 +512,7 @@ def clamp_times(job: Job, now: float) -> Job:
         placement=placement,
         attempt=attempt,
         not_before=min(job.not_before, now + RETRY_LIMIT),
-        kept_until=_at_most(job.kept_until, now + job.keep),
+        kept_until=_at_most(job.kept_until, now + _keep_seconds(job)),
     )
 
 

@@ -193,8 +193,10 @@ class Job:
     """Seconds without a new step after which the program counts as stuck; None for no limit."""
     keep: float = 3600.0
     """Seconds that a cancelled job keeps its slices for a resume."""
+    keep_failed: float = 300.0
+    """Seconds that a failed job keeps its slices for a resume."""
     kept_until: float | None = None
-    """The time when the slices of a cancelled job are released; None if it keeps none."""
+    """The time when the slices of an ended job are released; None if it keeps none."""
     wish: DesiredState = DesiredState.RUN
     status: Status = Status.QUEUED
     reason: str = ""
