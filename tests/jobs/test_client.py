@@ -22,7 +22,7 @@ from drumline.jobs.client import job_id
 from drumline.jobs.connection import NoServer, ServerConnection, home_folder
 from drumline.jobs.folders import Folders
 from drumline.jobs.server.process import ssh_key
-from tests.jobs.world import a_world
+from tests.jobs.installation import temporary_installation
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
 # /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude, or have it
@@ -319,18 +319,18 @@ def test_a_lost_key_is_not_replaced_while_slices_know_it(tmp_path: Path) -> None
 
 
 def test_a_server_without_its_key_says_so_while_a_job_holds_a_slice(tmp_path: Path) -> None:
-    with a_world(tmp_path) as world:
-        job = world.create("sleep 600", zones=["local-a"])
-        world.reaches(job, "RUNNING")
-        world.client.stop_server()
-        key = world.home / "ssh" / "id_ed25519"
+    with temporary_installation(tmp_path) as installation:
+        job = installation.create("sleep 600", zones=["local-a"])
+        installation.reaches(job, "RUNNING")
+        installation.client.stop_server()
+        key = installation.home / "ssh" / "id_ed25519"
         content = key.read_bytes()
         key.unlink()
         with pytest.raises(Exception, match="id_ed25519 is missing"):
-            world.client.show(job)
+            installation.client.show(job)
         assert not key.exists()
         key.write_bytes(content)
         key.chmod(0o600)
-        assert world.status(job) in {"RUNNING", "STARTING", "RECOVERING"}
-        world.client.delete(job)
-        world.cloud_is_empty()
+        assert installation.status(job) in {"RUNNING", "STARTING", "RECOVERING"}
+        installation.client.delete(job)
+        installation.cloud_is_empty()

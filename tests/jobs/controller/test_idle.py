@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.fakes import UNAVAILABLE, ServerHarness, run_scenario
-from tests.jobs.world import World
+from tests.jobs.installation import Installation
 
 
 @pytest.fixture
-def restless(world: World) -> World:
+def restless(installation: Installation) -> Installation:
     """A server that leaves within a second."""
-    (world.home / "config.yaml").write_text("idle_minutes: 0.01\n")
-    return world
+    (installation.home / "config.yaml").write_text("idle_minutes: 0.01\n")
+    return installation
 
 
 def test_a_server_with_nothing_to_do_leaves_and_the_next_command_starts_it_again(
-    restless: World,
+    restless: Installation,
 ) -> None:
     assert restless.client.list() == []
     first = restless.client.server_status()

@@ -41,7 +41,7 @@ while not os.path.exists(os.environ.get("GATE", "/")):
 """
 
 
-class World:
+class Installation:
     """Everything under one temporary home.
 
     The limits are for what has failed: a machine whose cores are taken is ten times slower.
@@ -148,14 +148,14 @@ class World:
 
 
 @contextmanager
-def a_world(folder: Path) -> Iterator[World]:
+def temporary_installation(folder: Path) -> Iterator[Installation]:
     # Unix sockets take 100 characters; pytest's folders are longer.
     import tempfile
 
     home = Path(tempfile.mkdtemp(prefix="dl-"))
-    world = World(home, folder / "jobs")
+    installation = Installation(home, folder / "jobs")
     try:
-        yield world
+        yield installation
     finally:
-        world.stop()
+        installation.stop()
         shutil.rmtree(home, ignore_errors=True)
