@@ -13,9 +13,9 @@ print(sorted(missing), "jax" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("name", ["drumline.train", "drumline.jobs", "drumline.inspect"])
+@pytest.mark.parametrize("name", ["drumline.train", "drumline.jobs"])
 def test_public_names_are_listed_before_they_are_loaded(name: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", LISTED, name], capture_output=True, text=True, check=True
     )
-    assert ended.stdout == "[] False\n"
+    assert ended.stdout == "[] False\n", "and nothing is loaded for it"
