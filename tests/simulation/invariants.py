@@ -156,6 +156,21 @@ class Invariants:
                 )
             before = loop.steps
             self._check_kept_slices()
+            self._check_cancelled_programs()
+
+    def _check_cancelled_programs(self) -> None:
+        """No program runs whose job is CANCELLED."""
+        service, environment = self._server.service, self._environment
+        runs = [run for host in environment.hosts.values() for run in host.attempts.values()]
+        for run in runs if service else ():
+            job_id = run.job.partition("@")[0]
+            ours = run.alive and run.job == self._key(job_id)
+            if not ours or service is None or (run.job, run.attempt) in environment.liars:
+                continue
+            record = service.supervisor.record(job_id)
+            if record is not None and record.job.status is Status.CANCELLED:
+                text = f"{run.job} is CANCELLED, and its attempt {run.attempt} runs"
+                environment.fail(f"{text} on {run.host.name}")
 
     def _check_kept_slices(self) -> None:
         """No slice is kept for a resume after its user was told that it is released."""

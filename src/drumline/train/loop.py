@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from drumline.health.fault_report import HardwareFault
 from drumline.train.checkpoints.checkpoint import Saved
-from drumline.train.checkpoints.claim import claim
+from drumline.train.checkpoints.claim import claim, is_fenced
 from drumline.train.checkpoints.files import absolute_folder, raise_user_errors
 from drumline.train.checkpoints.saving import (
     RunCheckpoints,
@@ -297,7 +297,8 @@ def _open_run(
     checkpoints = RunCheckpoints(plan, checkpoint_folder, goodput)
     cleanup.push(checkpoints.finish_after_error)
     cleanup.callback(pipeline.close)
-    progress = RunProgress(plan, log, goodput, lambda: checkpoints.committed)
+    fenced = folder is not None and is_fenced(folder)
+    progress = RunProgress(plan, log, goodput, lambda: checkpoints.committed, fenced=fenced)
     bad_batches = BadBatches(plan, log.message)
     hardware = HardwareChecks(plan, pipeline, checkpoints, log.message)
     if pipeline.warning:

@@ -148,3 +148,41 @@ def test_a_cancel_while_the_cloud_cannot_be_reached_waits_until_it_can(tmp_path:
         assert harness.starts(job)[-1].stopped
 
     run_scenario(tmp_path, scenario)
+
+
+def test_a_job_is_cancelled_only_when_every_host_confirmed_it(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        (session,) = harness.starts(job)
+        session.unreachable = (1,)
+        await harness.service.verb(job, "cancel", {})
+        await harness.until(
+            lambda: harness.show(job)["reason"] == "stopping: host 1 cannot be reached",
+            within=90,
+        )
+        await asyncio.sleep(120)
+        assert harness.status(job) == "RUNNING"
+        session.unreachable = ()
+        await harness.reaches(job, "CANCELLED", within=90)
+        assert session.stopped
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_deleted_job_ends_with_its_slice_when_a_host_cannot_be_reached(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        harness.starts(job)[0].unreachable = (0,)
+        harness.cloud.ignores_deletes = True
+        await harness.service.verb(job, "delete", {})
+        await harness.until(lambda: harness.cloud.count("release") > 0, within=90)
+        await asyncio.sleep(120)
+        assert harness.status(job) == "RUNNING"
+        assert "waiting for its slice to be deleted" in harness.show(job)["reason"]
+        harness.cloud.ignores_deletes = False
+        await harness.reaches(job, "CANCELLED", within=90)
+        assert not harness.cloud.held
+
+    run_scenario(tmp_path, scenario)

@@ -44,9 +44,9 @@ def slow_to_stop(harness: ServerHarness, job: str) -> Door:
     session, door = harness.starts(job)[-1], Door()
     ends = session.stop
 
-    async def stop(grace: float) -> None:
+    async def stop(grace: float) -> tuple[int, ...]:
         await door.passed()
-        await ends(grace)
+        return await ends(grace)
 
     session.stop = stop  # type: ignore[method-assign]
     return door
@@ -192,6 +192,25 @@ def test_a_resume_during_a_delete_is_rejected(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
+def test_a_second_delete_during_a_resume_wins_too(tmp_path: Path) -> None:
+    """The job is deleted already, so only the time of the second delete tells the two apart."""
+
+    async def scenario(harness: ServerHarness) -> None:
+        job = await holding(harness)
+        await do(harness, job, "delete")
+        await slice_goes(harness)
+        door = slow_to_pack(harness)
+        resuming = asyncio.ensure_future(do(harness, job, "resume"))
+        await door.reached.wait()
+        await do(harness, job, "delete")
+        door.open()
+        with pytest.raises(RequestError, match="deleted in the meantime"):
+            await resuming
+        assert harness.status(job) == "CANCELLED"
+
+    run_scenario(tmp_path, scenario)
+
+
 def test_a_delete_during_a_resume_wins(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await holding(harness)
@@ -321,9 +340,9 @@ def test_a_late_answer_of_the_cloud_to_a_removed_job_changes_nothing(
         door = Door()
         ask = harness.cloud.ask
 
-        async def slow(request: Any) -> None:
+        async def slow(request: Any) -> str:
             await door.passed()
-            await ask(request)
+            return await ask(request)
 
         harness.cloud.ask = slow  # type: ignore[method-assign]
         job = await harness.create()

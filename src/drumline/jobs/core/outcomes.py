@@ -26,6 +26,7 @@ from drumline.jobs.core.state import (
     Observations,
     Outcome,
     Placement,
+    PlacementPhase,
     Status,
     Timeouts,
 )
@@ -409,11 +410,22 @@ def _made_progress(job: Job, steps: Steps | None) -> bool:
 # --- The end of a job -------------------------------------------------------------------------
 
 
-def release_for_user(job: Job, placement: Placement, now: float) -> Decision:
-    """End a cancelled or deleted job and release its slices."""
+def release_for_user(
+    job: Job, placement: Placement, observations: Observations, now: float
+) -> Decision:
+    """Release the slices of a cancelled or deleted job, and end it.
+
+    If a program may still run on them, the job ends once the slices are gone.
+    """
     release = (Effect(EffectKind.RELEASE, placement, "no longer wanted"),)
-    ended = cancelled_attempt(job)
+    observation = observations.placement
+    listed = observation.listed if observation else None
+    gone = observation is not None and (listed is None or not listed.may_run)
+    may_have_run = placement.phase is PlacementPhase.READY and job.attempt is not None
     job = replace(job, placement=None)
+    if may_have_run and not (gone or observations.stopped):
+        return Decision(job, effects=release)
+    ended = cancelled_attempt(job)
     return finish_job(job, Status.CANCELLED, "cancelled", now, effects=release, ended=ended)
 
 

@@ -121,10 +121,11 @@ def cancel(record: Record) -> VerbResult:
 def delete(record: Record) -> VerbResult:
     """Stop the program and release the slice."""
     job = record.job
-    decision = None
-    if job.wish is not DesiredState.DELETE:
-        event = Event("note", "delete requested")
-        decision = Decision(replace(job, wish=DesiredState.DELETE), events=(event,))
+    new = job.wish is not DesiredState.DELETE
+    events = (Event("note", "delete requested"),) if new else ()
+    decision = Decision(
+        replace(job, wish=DesiredState.DELETE, deletes=job.deletes + 1), events=events
+    )
     placement = job.placement
     if placement is None and job.status.ended:
         return VerbResult(f"{job.id} is {job.status} and holds no slice", decision)
@@ -164,7 +165,7 @@ def resume(
     `changes` are the lines of the job file that changed.
     """
     job = record.job
-    if job.wish is DesiredState.DELETE and requested.wish is not DesiredState.DELETE:
+    if job.deletes != requested.deletes:
         raise RequestError(f"{job.id} was deleted in the meantime; it is not resumed", 409)
     reason = reason_not_to_resume(job)
     if reason is not None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from drumline.chips.names import nearest
 from drumline.errors import UserError
+from drumline.hosts.environment import SERVICE_ACCOUNT
 from drumline.jobs.patterns import find_slow_line
 from drumline.jobs.spec.yaml_lines import KeyPath, Scalar
 
@@ -375,8 +376,6 @@ def image(raw: object) -> str:
     return name
 
 
-SERVICE_ACCOUNT = "service-account"
-"""The login of a registry with the account of the hosts."""
 _MEMORY = re.compile(r"[1-9][0-9]*[bkmg]", re.IGNORECASE)
 _GOOGLE_REGISTRY = re.compile(
     r"([a-z0-9-]+\.)?gcr\.io|[a-z0-9-]+-docker\.pkg\.dev|docker\.pkg\.dev"
@@ -394,12 +393,6 @@ def memory_size(raw: object) -> str:
     if not _MEMORY.fullmatch(size):
         raise InvalidValue(f"is {quoted(size)}; expected a size with its unit, like 16g or 512m")
     return size.lower()
-
-
-def registry_of(image_name: str) -> str:
-    """Return the registry of an image; empty for Docker Hub."""
-    host, slash, _ = image_name.partition("/")
-    return host if slash and (set(".:") & set(host) or host == "localhost") else ""
 
 
 def is_google_registry(registry: str) -> bool:

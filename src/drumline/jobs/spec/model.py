@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from drumline.hosts.environment import SERVICE_ACCOUNT, registry_of
 from drumline.jobs.slice_settings import SliceSettings
 from drumline.jobs.spec import checks, slice_checks
 from drumline.jobs.spec import zones as zone_checks
@@ -119,8 +120,8 @@ class Docker(BaseModel):
 
     @model_validator(mode="after")
     def _check_login(self) -> Self:
-        registry = checks.registry_of(self.image)
-        if self.login == checks.SERVICE_ACCOUNT and not checks.is_google_registry(registry):
+        registry = registry_of(self.image)
+        if self.login == SERVICE_ACCOUNT and not checks.is_google_registry(registry):
             raise InvalidValue(
                 f"logs in to Artifact Registry only, and {quoted(self.image)} is not there; "
                 "name a secret with USER:PASSWORD",
@@ -473,10 +474,10 @@ class JobSpec(BaseModel):
         secrets = info.data.get("secrets")
         if value is None or secrets is None:
             return value
-        if value.login not in {None, checks.SERVICE_ACCOUNT, *secrets}:
+        if value.login not in {None, SERVICE_ACCOUNT, *secrets}:
             raise InvalidValue(
                 f"{quoted(value.login)} is not one of the secrets; add it to secrets, "
-                f"or write {checks.SERVICE_ACCOUNT}",
+                f"or write {SERVICE_ACCOUNT}",
                 "login",
             )
         return value
