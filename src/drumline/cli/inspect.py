@@ -397,8 +397,8 @@ Examples:
 `drumline inspect program --help` lists the options."""
 
 app = typer.Typer(
-    help="Show a program's communication and cost: the collectives, and the time, memory and "
-    "price on a slice that you do not have.",
+    help="Show a program's communication and cost.\n\nLists its collectives, and estimates the "
+    "time, memory and price on a slice that you do not have.",
     epilog=_EXAMPLES,
     cls=_InspectGroup,
     add_completion=False,
