@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from drumline.hosts.environment import SERVICE_ACCOUNT, registry_of
+from drumline.hosts.environment import SERVICE_ACCOUNT, is_google_registry, registry_of
 from drumline.jobs.slice_settings import SliceSettings
 from drumline.jobs.spec import checks, slice_checks
 from drumline.jobs.spec import zones as zone_checks
@@ -121,7 +121,7 @@ class Docker(BaseModel):
     @model_validator(mode="after")
     def _check_login(self) -> Self:
         registry = registry_of(self.image)
-        if self.login == SERVICE_ACCOUNT and not checks.is_google_registry(registry):
+        if self.login == SERVICE_ACCOUNT and not is_google_registry(registry):
             raise InvalidValue(
                 f"logs in to Artifact Registry only, and {quoted(self.image)} is not there; "
                 "name a secret with USER:PASSWORD",
