@@ -263,7 +263,7 @@ def test_the_container_of_an_earlier_attempt_is_ended_before_the_next(machine: M
     tools, calls_file = machine.home / "bin", machine.home / "docker-said"
     tools.mkdir()
     (tools / "docker").write_text(
-        f"#!/bin/bash\necho \"$@\" >> {calls_file}\n[ $1 = ps ] && echo 4711\nexit 0\n"
+        f'#!/bin/bash\necho "$@" >> {calls_file}\n[ $1 = ps ] && echo 4711\nexit 0\n'
     )
     (tools / "docker").chmod(0o755)
     machine.environment["PATH"] = f"{tools}:{machine.environment['PATH']}"

@@ -392,9 +392,9 @@ def memory_size(raw: object) -> str:
     return size.lower()
 
 
-def short_map(raw: object, key: str) -> dict[str, object]:
-    """Return a map. A text alone is the value of its main key."""
-    return {key: raw} if isinstance(raw, str) else map_of(raw, f"{key}: …")
+def container(raw: object) -> dict[str, object]:
+    """Return a map with `image`. The name of an image alone is enough."""
+    return {"image": raw} if isinstance(raw, str) else map_of(raw, "image: python:3.12-slim")
 
 
 def include(raw: object) -> tuple[str, ...]:
