@@ -143,7 +143,7 @@ def test_a_failing_program_is_retried_and_the_first_host_named(
     shared: Installation, what: str
 ) -> None:
     run, host, expected = FAILURES[what]
-    job = shared.create(run, accelerator="v4-32", retry={"failures": 1})
+    job = shared.create(run, accelerator="v4-32", retry={"failures": 1}, keep=0)
     shown = shared.end(job)
     assert shown["status"] == "FAILED"
     assert [a["outcome"] for a in shown["attempts"]] == ["program failed"] * 2
