@@ -1,4 +1,4 @@
-"""The client alone: having a server, and what happens when it goes away."""
+"""The client: it finds or starts a server, and handles its loss."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; our own child may be left as a zombie until it is asked for."""
+    """Return True if a process has ended; a child of this process may remain as a zombie until then."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

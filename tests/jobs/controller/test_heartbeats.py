@@ -1,4 +1,4 @@
-"""What programs tell is kept: the newest for `list`, a bounded history for `plot`."""
+"""Metrics of programs: the newest for `list`, a bounded history for `plot`."""
 
 import json
 import math
@@ -19,7 +19,7 @@ HOUR = 3600.0
 
 
 class Listening:
-    """A job whose program tells what a test has it tell."""
+    """A job whose program reports the metrics of a test."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -35,14 +35,14 @@ class Listening:
         self.start()
 
     def start(self) -> None:
-        """A server takes up what the one before left."""
+        """Start the next server with the data of the previous one."""
         self.heartbeats = Heartbeats(self.store, Folders(self.home), lambda: self.now)
 
     def begin(self, attempt: int) -> None:
         self.store.save(Decision(Job(**vars(self.job) | {"attempt": Attempt(attempt, 1.0)})), 1.0)
 
     def tell(self, attempt: int, *beats: dict[str, object] | None) -> None:
-        """One heartbeat from each host."""
+        """Send one heartbeat from each host."""
         reports = [
             HostReport(n, HostPhase.RUNNING, self.now, heartbeat=one) for n, one in enumerate(beats)
         ]
@@ -115,7 +115,8 @@ def test_the_history_tells_the_attempts_apart_and_leaves_out_what_is_no_number(
 def test_a_month_of_heartbeats_stays_small_and_even(listening: Listening) -> None:
     chance, begin, step, attempt = random.Random(1), listening.now, 0, 1
     while listening.now - begin < 30 * 24 * HOUR:
-        # Ten a second at first; later ever fewer, since the next point is far away by then.
+        # Ten a second at first, then fewer and fewer, because points of a long history are far
+        # apart.
         pause = max(0.1, (listening.now - begin) / 600)
         listening.now += pause * chance.uniform(0.5, 1.0)
         step += 1

@@ -1,4 +1,4 @@
-"""What follows when the cloud refuses a slice, or a request for one comes to nothing."""
+"""Slices that the cloud refuses, and requests that are never created."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The loop itself: it ends when it is told to, whatever happens at that moment."""
+"""The supervisor's loop ends when requested, in every state."""
 
 import asyncio
 from pathlib import Path

@@ -17,7 +17,7 @@ Command = Callable[[Any, AsyncIterator[bytes] | None], Awaitable[int]]
 
 
 class Hosts:
-    """Hosts that run a coroutine where others run a command."""
+    """Hosts that run a coroutine in place of a command."""
 
     def __init__(self, command: Command) -> None:
         self.command = command

@@ -1,4 +1,4 @@
-"""The files that create, its dry run and resume leave out or reject."""
+"""Files that create, its dry run and resume omit or reject."""
 
 from pathlib import Path
 from typing import Any

@@ -205,7 +205,7 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "jobs.db") as old:
         old.executescript(OLD_SCHEMA)
     old.close()
-    for _ in range(2):  # the second time there is nothing left to change
+    for _ in range(2):  # the second migration changes nothing
         store = Store(tmp_path / "jobs.db")
         (record,) = store.living()
         assert record.job.choices == (Candidate("v4-8", "local-a"),)

@@ -1,4 +1,4 @@
-"""Chips that lie, on the emulator: found, left, remembered and refused."""
+"""Faulty chips on the emulator: detected, avoided, recorded and refused."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from tests.jobs.installation import Installation, temporary_installation
 
-# A training of 60 steps that prints the fingerprint of what it has learnt.
+# A training of 60 steps that prints the fingerprint of its parameters.
 TRAINING = """
 import os
 import numpy as np
@@ -67,7 +67,7 @@ def test_a_burn_in_finds_the_lying_host_and_later_jobs_refuse_it(
     liar = remembered(installation)[MACHINE]
     assert (liar["state"], liar["evidence"][0]["proof"]) == ("excluded", "burn-in")
     assert liar["evidence"][0]["job"] == first["id"]
-    # The machines that were free the longest come first: the next job is given the liar again.
+    # The scheduler prefers machines that were free longest, so the next job gets the faulty one.
     second = installation.end(installation.create("echo ran", **keys))
     assert (second["status"], outcomes(second)) == ("SUCCEEDED", ["bad host", "succeeded"])
     assert len(remembered(installation)[MACHINE]["evidence"]) == 2
@@ -81,7 +81,7 @@ def test_a_burn_in_finds_the_lying_host_and_later_jobs_refuse_it(
 
 
 def parked_until_it_runs_elsewhere(installation: Installation, **keys: Any) -> dict[str, Any]:
-    """A job that parks the slice with the bad host; told to end when it runs on another."""
+    """Create a job that holds back the slice with the bad host; end it when it runs on another."""
     job = installation.create("until test -e go; do sleep 0.1; done", parking=1, **keys)
     installation.until(lambda: bool(installation.client.show(job)["parked"]), what="a parked slice")
     parked = installation.client.show(job)["parked"][0]["name"]

@@ -1,4 +1,4 @@
-"""The commands as they are typed: the installed `drumline` and `jobman`, one world behind them."""
+"""The installed commands `drumline` and `jobman`, as typed in a shell."""
 
 import json
 import os
@@ -30,7 +30,7 @@ class Said:
 
 
 class Shell:
-    """A user at a prompt, without a terminal."""
+    """A shell without a terminal."""
 
     def __init__(self, installation: Installation) -> None:
         self.installation = installation
@@ -62,14 +62,14 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 @pytest.fixture(scope="module")
 def running(shell: Shell) -> str:
-    """A job of two hosts that runs until it is ended."""
+    """A job of two hosts that runs until it is cancelled."""
     job = shell.create("echo host $DRUMLINE_HOST is up; sleep 600", accelerator="v4-16")
     shell.installation.reaches(job, "RUNNING")
     return job
 
 
 def holds_nothing(shell: Shell, job: str) -> bool:
-    """Whether the cloud holds nothing for a job."""
+    """Return True if the cloud has no resource of a job."""
     resources = shell.installation.emulator("resources")
     return not [one for one in [*resources["requests"], *resources["nodes"]] if one["job"] == job]
 
@@ -163,7 +163,7 @@ def test_exec_passes_on_what_is_piped_in_and_waits_for_no_more(shell: Shell, run
     text = "line\n" * 100_000
     both = shell("exec", running, "--host", "all", "--", "wc -c", typed=text)
     assert sorted(both.out.splitlines()) == [f"[host {n}] {len(text)}" for n in (0, 1)]
-    # A command that reads nothing of a pipe that never ends.
+    # A command that never reads from an endless pipe.
     words = [str(BIN / "drumline"), "exec", running, "--", "echo", "done"]
     environ = os.environ | {"DRUMLINE_HOME": str(shell.installation.home)}
     with subprocess.Popen(
@@ -191,9 +191,9 @@ def test_exec_passes_every_byte_both_ways(shell: Shell, running: str, tmp_path: 
 
 @pytest.mark.parametrize("fed", [False, True])
 def test_a_command_ends_with_whoever_asked_for_it(shell: Shell, running: str, fed: bool) -> None:
-    # An emulated host shows the processes of the whole machine, those of other tests too.
+    # An emulated host lists all processes of the machine, also those of other tests.
     marker = f"up-{os.getpid()}-{fed}"
-    # Its input is more than is on the way at once, and it reads none of it.
+    # The input is larger than the buffers, and the command reads none of it.
     words = [str(BIN / "drumline"), "exec", running, "--", f"yes {marker}"]
     environ = os.environ | {"DRUMLINE_HOME": str(shell.installation.home)}
     with (
@@ -209,7 +209,7 @@ def test_a_command_ends_with_whoever_asked_for_it(shell: Shell, running: str, fe
         assert asking.stdout is not None
         assert source.stdout is not None
         source.stdout.close()
-        # It is told of at once, though it never ends.
+        # The error is reported at once, although the input never ends.
         assert asking.stdout.readline() == f"{marker}\n".encode()
         assert shell("exec", running, "--", f"pgrep -f '^[y]es {marker}'").code == 0
         asking.kill()

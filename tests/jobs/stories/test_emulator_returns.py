@@ -1,4 +1,4 @@
-"""An emulator that was killed and started again: another port, another token, an empty cloud."""
+"""An emulator that was killed and restarted: new port, new token, empty cloud."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def test_a_job_goes_on_in_an_emulator_that_came_back_on_another_port(
     assert before is not None
     os.kill(before.pid, signal.SIGKILL)
     installation.until(lambda: launch.find(emulator) is None, what="the emulator to be gone")
-    # Somebody else has the port now, and is not to be shown the token.
+    # Another process has the port now, and must not receive the token.
     port = int(before.url.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)) as stranger:
         installation.start_emulator()

@@ -1,7 +1,7 @@
-"""The twenty failures of the job manager our users come from, each shown not to happen here.
+"""Twenty failures of an earlier job manager that do not occur here.
 
-Where the story is about calls and time, cloud and clock are pretended; where it is about programs
-and hosts, the jobs run on the emulator. Those share one world and are created together.
+Cases about calls and time use a fake cloud and a virtual clock. Cases about programs and hosts run
+on the emulator; they share one installation and are created together.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
 
 @pytest.fixture(scope="module")
 def jobs(shared: Installation) -> dict[str, str]:
-    """One job for each program above, all under way at once."""
+    """Create one job for each program above, all at the same time."""
     return {
         name: shared.create(
             run,
@@ -64,7 +64,7 @@ def jobs(shared: Installation) -> dict[str, str]:
 
 
 def starts(shared: Installation, name: str, job: str) -> int:
-    """How often the program of a job was started."""
+    """Return the number of starts of a job's program."""
     folder = shared.client.show(job)["checkpoint"].removeprefix("gs://")
     assert folder.startswith(f"counts/{name}/")
     path = shared.home / "emulator" / "buckets" / folder / "starts"
@@ -89,7 +89,7 @@ def test_01_a_command_is_never_started_a_second_time_beside_the_first(
         assert harness.cloud.count("release") == 0
 
     run_scenario(tmp_path, an_afternoon)
-    # A running program that writes nothing for longer than the emulator's every limit on silence.
+    # A running program that writes nothing for longer than every silence limit of the emulator.
     shown = shared.end(jobs["long"])
     assert shown["status"] == "SUCCEEDED"
     assert shown["ended"] - shown["attempts"][0]["running"] > 8
@@ -106,7 +106,7 @@ def test_02_a_command_that_succeeded_is_not_run_again(
     assert len(shown["attempts"]) == 1
     with pytest.raises(Refused, match="has succeeded"):
         shared.client.resume(job)
-    shared.kill_server()  # a new server is where it would begin again
+    shared.kill_server()  # a new server must not start it again
     shared.client.list()
     shared.until(lambda: shared.client.show(jobs["long"])["ended"] is not None)
     assert starts(shared, "once", job) == 1
@@ -225,7 +225,7 @@ def test_16_no_private_key_on_a_host_none_without_its_own_key_and_no_file_of_its
     setup = "mkdir -p ~/.ssh; test -e ~/.ssh/config || echo 'Host mine' > ~/.ssh/config"
     job = shared.create("sleep 60", setup=setup, accelerator="v4-16")
     shared.reaches(job, "RUNNING")
-    shared.kill_server()  # so that every host is connected to and seen to once more
+    shared.kill_server()  # so that every host is connected and observed once more
     shared.until(lambda: "RUNNING" in str(shared.client.show(job)["attempts"][0]["hosts"]))
     name = shared.client.show(job)["slice"]["name"]
     homes = list((shared.home / "emulator" / "hosts").glob(f"{name}-*/*"))
@@ -282,7 +282,7 @@ def test_19_list_answers_at_once_while_the_cloud_is_slow(shared: Installation) -
     shared.emulator("faults", delay=1.0, seconds=5.0)
     before = shared.emulator("status")["total"]
     try:
-        # The deletion is a call that takes 5 s; so are the looks at the zone.
+        # The deletion takes 5 s, and so do the polls of the zone.
         shared.client.delete(job)
         shared.until(lambda: shared.emulator("status")["total"] > before)
         for _ in range(5):
@@ -298,7 +298,7 @@ def test_19_list_answers_at_once_while_the_cloud_is_slow(shared: Installation) -
 def test_20_what_failed_leaves_its_last_words_after_the_slice_is_gone(
     shared: Installation, jobs: dict[str, str]
 ) -> None:
-    """The process that failed leaves no trace: its screen is gone with the session."""
+    """The failed process leaves no trace: its screen is gone with the session."""
     job = jobs["exit 3"]
     shown = shared.end(job)
     shared.until(

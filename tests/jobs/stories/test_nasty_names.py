@@ -1,4 +1,4 @@
-"""Quotes, spaces, `$(…)`, newlines and leading dashes arrive as they are, and run nothing."""
+"""Quotes, spaces, `$(…)`, newlines and leading dashes are passed unchanged and never executed."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
 
 @pytest.fixture
 def touch(tmp_path: Path, shared: Installation) -> Iterator[str]:
-    """A command that must never run: wherever it did, it would leave a trace."""
+    """A command that must never run; it would create a file."""
     yield f"touch {tmp_path}/pwned pwned"
     assert not (tmp_path / "pwned").exists()
     assert "pwned" not in {path.name for path in shared.files()}
@@ -32,7 +32,7 @@ def touch(tmp_path: Path, shared: Installation) -> Iterator[str]:
 
 
 def nasty(touch: str) -> list[str]:
-    """Text that is a command to whoever puts it into a shell unquoted."""
+    """Text that an unquoted shell would execute."""
     return [
         f"$({touch})",
         f"`{touch}`",
@@ -63,7 +63,7 @@ def test_names_run_nothing_and_leave_the_clouds_names_valid(
     def requests() -> list[dict[str, str]]:
         return list(shared.emulator("resources")["requests"])
 
-    # As many as are asked for at once in one zone; the others wait here.
+    # The server requests this many at once in one zone; the others wait.
     shared.until(lambda: len(requests()) == 8, what="the requests")
     assert all(CLOUD_NAME.fullmatch(one["name"]) for one in requests())
     assert {one["job"] for one in requests()} <= set(jobs)

@@ -1,4 +1,4 @@
-"""A job whose folder is full of secrets: none of them reaches a host."""
+"""No secret in a job's folder reaches a host."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A job's secrets: in a file of their own while the job lives, in its environment, nowhere else."""
+"""A job's secrets are only in their own file and in the program's environment."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from tests.jobs.installation import Installation, temporary_installation
 
 DRUMLINE = Path(sys.executable).parent / "drumline"
 TOKEN = "hf-5b1d8e07c2a94f63"  # noqa: S105 - made up for these tests
-# Holds the set-up and the program until a test lets it go on.
+# Blocks the set-up and the program until a test opens the gate.
 SETUP = 'until [ -e "$GATES/setup" ]; do sleep 0.05; done'
 RUN = 'printf %s "$TOKEN" | sha256sum\nuntil [ -e "$GATES/run" ]; do sleep 0.05; done\n'
 
@@ -41,13 +41,13 @@ def create(installation: Installation, gates: Path, value: str = TOKEN, run: str
 
 
 def places(installation: Installation, value: str) -> list[str]:
-    """Every file under the home that holds the value."""
+    """Return every file under the home that contains the value."""
     files = []
     for path in installation.files():
         try:
             if value.encode() in path.read_bytes():
                 files.append(str(path.relative_to(installation.home)))
-        except OSError:  # gone meanwhile, or a socket
+        except OSError:  # deleted meanwhile, or a socket
             continue
     return sorted(files)
 
@@ -57,7 +57,7 @@ def on_hosts(installation: Installation, value: str) -> list[str]:
 
 
 def told_of_processes(value: str, what: str = "cmdline") -> list[str]:
-    """Processes with the value on their command line, or in their environment."""
+    """Return the processes with the value on their command line, or in their environment."""
     processes = []
     for process in Path("/proc").iterdir():
         try:
@@ -107,7 +107,7 @@ def test_from_the_creation_to_the_end_a_secret_is_where_it_belongs_and_nowhere_e
         zones=["local-a"],
         environment={"GATES": str(tmp_path)},
     )
-    # The first command of all: it starts the server, which must not inherit the value.
+    # The first command starts the server, which must not inherit the value.
     output = drumline(installation, "create", str(path), "--json", TOKEN=TOKEN)
     job = "000001"
     own = f"secrets/{job}.json"
@@ -148,7 +148,7 @@ def test_from_the_creation_to_the_end_a_secret_is_where_it_belongs_and_nowhere_e
     servants = {str(status["pid"]), str(installation.emulator("status")["pid"])}
     assert servants.isdisjoint(told_of_processes(TOKEN, "environ"))
 
-    # The next attempt has it too, and so has the next server.
+    # The next attempt and the next server have the value too.
     installation.kill_server()
     installation.reaches(job, "RUNNING")
     assert places(installation, TOKEN) == [own]
@@ -176,7 +176,7 @@ def test_a_secret_is_gone_when_the_job_is(shared: Installation, tmp_path: Path, 
             (tmp_path / "run").touch()
             assert shared.end(job)["status"] == "FAILED"
         case "cancelled":
-            # In the middle of its set-up; the slice is kept, what it holds of the secret is not.
+            # During set-up: the slice is kept, but the secret on it is deleted.
             shared.client.cancel(job)
             assert shared.end(job)["status"] == "CANCELLED"
             assert shared.client.show(job)["slice"] is not None

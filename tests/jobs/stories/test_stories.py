@@ -1,4 +1,4 @@
-"""Whole jobs on the emulator: server, SSH, agent, programs; the cloud misbehaves on the way."""
+"""Complete jobs on the emulator, with server, SSH, agent and programs, and faults of the cloud."""
 
 import json
 import random
@@ -16,20 +16,20 @@ from tests.jobs.installation import Installation, temporary_installation
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """One world for the stories that do nothing to it, only to a job and its own slice."""
+    """An installation for all tests that affect only a job and its own slice."""
     with temporary_installation(tmp_path_factory.mktemp("shared")) as new:
         yield new
 
 
 def history(saved: Path, host: int = 0) -> list[list[object]]:
-    """What a counting job wrote down; a line that is being written is left out."""
+    """Return the records of a counting job, without an incomplete last line."""
     path = saved / f"history-{host}"
     whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
     return [json.loads(line) for line in whole.splitlines()]
 
 
 def counted_without_gap(installation: Installation, job: str, steps: int, hosts: int = 2) -> None:
-    """No step skipped, none run by two attempts at once."""
+    """Check that no step is skipped and that no two attempts ran at once."""
     for host in range(hosts):
         lines = history(installation.saved(job), host)
         done = [line[2] for line in lines if line[0] == "step"]
@@ -41,7 +41,7 @@ def counted_without_gap(installation: Installation, job: str, steps: int, hosts:
         in_order = [spans[attempt] for attempt in sorted(spans, key=str)]
         for earlier, later in pairwise(in_order):
             assert max(earlier) < min(later), "two attempts ran at once"
-        # Each attempt goes on from the checkpoint of the one before: at most one step is repeated.
+        # Each attempt resumes from the previous checkpoint, so at most one step is repeated.
         starts = [line[2] for line in lines if line[0] == "start"]
         assert len(done) - len(set(done)) <= len(starts) - 1
 
@@ -94,7 +94,7 @@ def test_preempted_three_times_at_random_moments(shared: Installation, seed: int
 
 
 def test_a_plain_script_survives_a_notice_without_any_allowance(shared: Installation) -> None:
-    """It has no handler: the SIGTERM of a host that goes down ends it."""
+    """The script has no handler, so the SIGTERM of its host's shutdown ends it."""
     job = shared.create("echo attempt $DRUMLINE_ATTEMPT; sleep 600", retry={"failures": 0})
     shared.reaches(job, "RUNNING")
     shared.emulator("preempt", target=job, notice=20.0)
@@ -229,7 +229,7 @@ def test_from_the_preemption_to_the_next_first_line_is_no_longer_than_to_the_fir
     installation.until(second_start)
     started = next(line[3] for line in history(installation.saved(job)) if line[1] == 2)
     assert isinstance(started, float)
-    # The first has the server and the emulator to start. On two idle cores this one takes 2 s.
+    # The first job includes the start of server and emulator. On two idle cores this takes 2 s.
     assert started - preempted_at < 2 * (first - created) + 2
 
 

@@ -1,4 +1,4 @@
-"""Programs that tell their steps, on the emulator: taken, hung and gone on later."""
+"""Programs that report their steps, on the emulator: preempted, stuck and resumed."""
 
 import json
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ drumline.heartbeat(step=step, total=total, loss=1 / step, result="test accuracy 
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """One for all: nothing here is done to the world, only to a job's own slice."""
+    """An installation for all tests, which affect only a job's own slice."""
     with temporary_installation(tmp_path_factory.mktemp("trainings")) as new:
         yield new
 
@@ -111,7 +111,7 @@ def test_a_taken_slice_is_told_with_its_step_and_the_curve_goes_on(
 
 def test_one_that_saves_on_notice_and_leaves_is_preempted_not_failed(tmp_path: Path) -> None:
     with temporary_installation(tmp_path) as installation:
-        # As at Google, a host goes down later than its program, and sooner than it is given.
+        # As on Google Cloud, a host shuts down after its program, and before the end of its notice.
         installation.configure(patience={"shutdown": 30.0})
         job = train(installation, 24, retry={"failures": 0})
         installation.until(lambda: step_of(installation, job) >= 5)

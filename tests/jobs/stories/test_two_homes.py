@@ -1,4 +1,4 @@
-"""Two homes with one place for checkpoints: each keeps its own, whatever happens to the other."""
+"""Two homes that share a checkpoint folder keep their checkpoints apart."""
 
 import os
 import re
@@ -33,7 +33,7 @@ checkpoint = os.environ.get("DRUMLINE_CHECKPOINT")
 if checkpoint and "BUCKET" in os.environ:
     checkpoint = os.environ["BUCKET"] + "/" + os.path.basename(checkpoint)
 """
-"""On emulated hosts a bucket is a folder; with BUCKET the program goes to the real API."""
+"""On emulated hosts a bucket is a folder; with BUCKET the program uses the real API."""
 PROGRAM = (
     TRAINING.replace(
         "drumline.distributed.initialize()", SLOW + "drumline.distributed.initialize()"
@@ -46,7 +46,7 @@ PROGRAM = (
 def train(
     installation: Installation, seed: int, checkpoint: str | None, gate: Path, **more: str
 ) -> str:
-    """Create a job whose program stops after 25 batches until the gate is there."""
+    """Create a job whose program stops after 25 batches until the gate exists."""
     environment = {"SEED": str(seed), "GATE": str(gate)} | more
     file = installation.write_job(
         "python train.py", accelerator="v4-8", checkpoint=checkpoint, environment=environment
@@ -57,7 +57,7 @@ def train(
 
 
 def taken_away(installation: Installation, job: str, times: int, shared: Path) -> None:
-    """The cloud takes the slice, each time a little further in the training."""
+    """Preempt the slice, each time a little further in the training."""
     for attempt in range(1, times + 1):
         installation.until(
             partial(_trains, installation, job, attempt, shared), what=f"attempt {attempt} to train"
@@ -99,7 +99,7 @@ def test_two_homes_with_one_checkpoint_folder_do_not_touch_each_other(
         undisturbed = [ada.end(train(ada, seed, None, tmp_path)) for seed in (1, 2)]
         alone = [learnt(ada, shown) for shown in undisturbed]
         assert alone[0] != alone[1]
-        # So that both homes give the next job the same number.
+        # So that both homes assign the same number to the next job.
         for _ in alone:
             bob.end(bob.create("true"))
         homes = ((ada, 1), (bob, 2))
