@@ -8,9 +8,10 @@ import os
 import signal
 import time
 
+from .chips import ChipMonitor
 from .code import unpack_archive
+from .containers import container_name, remove_container, signal_container
 from .environment import (
-    find_program,
     program_environment,
     read_program,
     working_copy,
@@ -101,6 +102,8 @@ def run_and_wait(folder: str) -> None:
         exec_program(folder, command, environment, work)
     remove(folder, "secrets.json")
     first_error = FirstError(folder, started["log_from"])
+    container = container_name(folder)
+    chips = ChipMonitor(folder, started["log_from"], container)
     growth = GrowthRecorder(folder, started["log_from"])
     while True:
         pid, wait_status = os.waitpid(child, os.WNOHANG)
@@ -108,6 +111,7 @@ def run_and_wait(folder: str) -> None:
         with contextlib.suppress(Exception):
             first_error.scan()
             growth.update()
+            chips.update()
         if pid:
             break
         time.sleep(POLL_SECONDS)
@@ -120,7 +124,13 @@ def run_and_wait(folder: str) -> None:
         while program_processes(folder) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         ended_at = time.time()
-    write_json(exit_record(folder, code, ended_at, first_error), folder, "exit.json")
+    record = exit_record(folder, code, ended_at, first_error)
+    if code != 0 and not stopping:
+        with contextlib.suppress(Exception):
+            record.update(chips.after_failure())
+    write_json(record, folder, "exit.json")
+    if container and not stopping:
+        remove_container(container)
     remaining = terminate(lambda: program_processes(folder), grace=5)
     if remaining:
         append_to_log(folder, f"drumline: ended {remaining} process(es) the run left behind")
@@ -157,30 +167,10 @@ def stop_processes(folder: str, grace: float) -> None:
     """Stop all processes of an attempt and its container, independently of the connection."""
     container = container_name(folder)
     if container:
-        # The first process of a container ignores SIGTERM unless it handles it, so signal all.
-        run_docker("exec", container, "sh", "-c", "kill -TERM -1")
+        signal_container(container)
     terminate(functools.partial(attempt_processes, folder), grace)
     if container:
-        # A container is not a child of the agent: SIGKILL only ends the docker client.
-        run_docker("rm", "--force", container)
+        remove_container(container)
     deadline = time.monotonic() + 5
     while has_waiter(folder) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS / 2)
-
-
-def run_docker(*arguments: str) -> None:
-    """Run docker and ignore a failure: the container may have ended."""
-    import shutil
-    import subprocess
-
-    command = [shutil.which("docker") or "docker", *arguments]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(command, check=False, capture_output=True, timeout=60)
-
-
-def container_name(folder: str) -> str:
-    """Return the name of the attempt's container, or an empty text without container."""
-    program = find_program(folder)
-    if program and any("docker run" in argument for argument in program.wrap):
-        return str(program.variables.get("DRUMLINE_CONTAINER", ""))
-    return ""
