@@ -19,7 +19,11 @@ def read(text: str, folder: Path) -> JobSpec:
 def test_the_older_form_is_the_same_container(tmp_path: Path) -> None:
     older = read(f"python: {{kind: docker, image: '{IMAGE}'}}", tmp_path)
     assert older.docker is None
-    for text in (f"docker: {IMAGE}", f"docker: {{image: '{IMAGE}'}}"):
+    for text in (
+        f"docker: {IMAGE}",
+        f"docker: {IMAGE}\npython: docker",
+        f"docker: {{image: '{IMAGE}'}}",
+    ):
         assert read(text, tmp_path).python == older.python
 
 

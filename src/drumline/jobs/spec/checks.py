@@ -400,9 +400,9 @@ def is_google_registry(registry: str) -> bool:
     return _GOOGLE_REGISTRY.fullmatch(registry) is not None
 
 
-def short_map(raw: object, key: str) -> dict[str, object]:
-    """Return a map. A text alone is the value of its main key."""
-    return {key: raw} if isinstance(raw, str) else map_of(raw, f"{key}: …")
+def container(raw: object) -> dict[str, object]:
+    """Return a map with `image`. The name of an image alone is enough."""
+    return {"image": raw} if isinstance(raw, str) else map_of(raw, "image: python:3.12-slim")
 
 
 def include(raw: object) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from drumline.hosts.environment import SERVICE_ACCOUNT, registry_of
 from drumline.jobs.slice_settings import SliceSettings
 from drumline.jobs.spec import checks, slice_checks
 from drumline.jobs.spec import zones as zone_checks
-from drumline.jobs.spec.checks import InvalidValue, quoted
+from drumline.jobs.spec.checks import InvalidValue, quoted, unique
 from drumline.jobs.spec.yaml_lines import KeyPath
 
 """Seconds that a cancelled job keeps its slice: enough to fix a bug, and a small bill."""
@@ -299,9 +299,7 @@ class JobSpec(BaseModel):
         "The values are stored only in a private file, which is deleted when the job ends.",
         examples=[["HF_TOKEN", "WANDB_API_KEY"]],
     )
-    docker: Annotated[
-        Docker | None, _optional(_keys_of(Docker, lambda value: checks.short_map(value, "image")))
-    ] = Field(
+    docker: Annotated[Docker | None, _optional(_keys_of(Docker, checks.container))] = Field(
         default=None,
         description="The container of the program: an image, or a map with the following keys. "
         "The same as `python: {kind: docker, image: …}`, with a login and the size of `/dev/shm`.",
@@ -482,6 +480,11 @@ class JobSpec(BaseModel):
             )
         return value
 
+    @field_validator("python", mode="before")
+    @classmethod
+    def _allow_short_form(cls, value: object, info: ValidationInfo) -> object:
+        return None if value == "docker" and info.data.get("docker") else value
+
     @field_validator("python")
     @classmethod
     def _use_container(cls, value: Python, info: ValidationInfo) -> Python:
@@ -513,6 +516,7 @@ class JobSpec(BaseModel):
     def _check_disks(
         cls, value: tuple[DiskKeys, ...], info: ValidationInfo
     ) -> tuple[DiskKeys, ...]:
+        unique([disk.source for disk in value])
         zone_checks.check_disk_modes(
             info.data.get("accelerator", ()), [disk.mode for disk in value]
         )
