@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.hosts.environment import registry_of
+from drumline.hosts.environment import is_google_registry, registry_of
 from drumline.jobs.spec import JobSpec, amend, parse, validate
-from drumline.jobs.spec.checks import is_google_registry
 from drumline.jobs.store.specs import StoredSpec
 
 IMAGE = "us-docker.pkg.dev/lab/images/llama:v3"

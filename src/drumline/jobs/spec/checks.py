@@ -377,9 +377,6 @@ def image(raw: object) -> str:
 
 
 _MEMORY = re.compile(r"[1-9][0-9]*[bkmg]", re.IGNORECASE)
-_GOOGLE_REGISTRY = re.compile(
-    r"([a-z0-9-]+\.)?gcr\.io|[a-z0-9-]+-docker\.pkg\.dev|docker\.pkg\.dev"
-)
 
 
 def registry_login(raw: object) -> str:
@@ -393,11 +390,6 @@ def memory_size(raw: object) -> str:
     if not _MEMORY.fullmatch(size):
         raise InvalidValue(f"is {quoted(size)}; expected a size with its unit, like 16g or 512m")
     return size.lower()
-
-
-def is_google_registry(registry: str) -> bool:
-    """Return True if the account of a virtual machine at Google can log in to a registry."""
-    return _GOOGLE_REGISTRY.fullmatch(registry) is not None
 
 
 def container(raw: object) -> dict[str, object]:

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from drumline.hosts.environment import SERVICE_ACCOUNT, registry_of
+from drumline.hosts.environment import SERVICE_ACCOUNT, is_google_registry, registry_of
 from drumline.jobs.slice_settings import SliceSettings
 from drumline.jobs.spec import checks, slice_checks
 from drumline.jobs.spec import zones as zone_checks
@@ -109,7 +109,8 @@ class Docker(BaseModel):
         default=None,
         description="The login to a private registry: `service-account` for the account of the "
         "hosts, with images of Artifact Registry, or one of the `secrets`, whose value is "
-        "`USER:PASSWORD` or the JSON key of a service account.",
+        "`USER:PASSWORD` or the JSON key of a service account. Without it, a private image of "
+        "Artifact Registry or gcr.io is pulled with the account of the hosts, too.",
         examples=["service-account"],
     )
     shm_size: Annotated[str, BeforeValidator(checks.memory_size)] = Field(
@@ -121,7 +122,7 @@ class Docker(BaseModel):
     @model_validator(mode="after")
     def _check_login(self) -> Self:
         registry = registry_of(self.image)
-        if self.login == SERVICE_ACCOUNT and not checks.is_google_registry(registry):
+        if self.login == SERVICE_ACCOUNT and not is_google_registry(registry):
             raise InvalidValue(
                 f"logs in to Artifact Registry only, and {quoted(self.image)} is not there; "
                 "name a secret with USER:PASSWORD",
