@@ -1,4 +1,4 @@
-"""A temporary installation with a home folder, a server and an emulator, used through the client."""
+"""A temporary home folder with a server and an emulator, used through the client."""
 
 import json
 import os

@@ -97,7 +97,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Return True if a process has ended; a child of this process may remain as a zombie until then."""
+    """Return True if a process has ended; a child may remain as a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

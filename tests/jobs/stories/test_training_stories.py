@@ -10,7 +10,7 @@ import pytest
 
 from tests.jobs.installation import Installation, temporary_installation
 
-# Saves every second step and tells all it knows. What goes wrong on the way comes before each step.
+# Saves every second step and reports all metrics. The faults of a test run before each step.
 TRAINING = """
 import os, signal, sys, time
 from pathlib import Path
