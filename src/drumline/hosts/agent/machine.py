@@ -18,6 +18,7 @@ from .processes import (
     process_environment,
     terminate,
 )
+from .remaining import container_name, run_docker
 
 TYPE_CHECKING = False  # avoids the import of typing in every call
 if TYPE_CHECKING:
@@ -143,6 +144,9 @@ def free_chips(folder: str, timeout: float) -> str:
     for attempt in glob.glob(os.path.join(ROOT, "jobs", "*", "*")):
         if attempt != folder:
             terminate(functools.partial(attempt_processes, attempt), grace=3)
+            container = container_name(attempt)
+            if container and not os.path.exists(os.path.join(attempt, "exit.json")):
+                run_docker("rm", "--force", container)
     devices = os.environ.get("DRUMLINE_DEV", "/dev")
     terminate(lambda: chip_holders(devices, folder), grace=3)
     emulated = "DRUMLINE_DEV" in os.environ

@@ -12,7 +12,8 @@ from .files import acquire_lock, read_json, write_json
 from .first_error import FirstError
 from .log import CHUNK_BYTES, growth_times, last_lines, log_size, read_log
 from .machine import announced_shutdown, boot_id
-from .processes import KEEP_ALIVE_SECONDS, POLL_SECONDS, is_alive, process_stat
+from .processes import KEEP_ALIVE_SECONDS, POLL_SECONDS, find_process, is_alive
+from .remaining import end_remaining
 from .wire import AttemptStatus, WatchLine, send
 
 TYPE_CHECKING = False  # avoids the import of typing in every call
@@ -81,6 +82,7 @@ def _record_unseen_exit(folder: str, log_from: int) -> Json:
     if first_error.at is not None:
         first_error.at = ended_at
     record = exit_record(folder, None, ended_at or time.time(), first_error)
+    end_remaining(folder, grace=1)
     write_json(record, folder, "exit.json")
     return record
 
@@ -142,11 +144,8 @@ def has_waiter(folder: str) -> bool:
 
 def program_runs(folder: str) -> bool:
     """Return True if the program runs, with or without a waiter."""
-    leader = read_json(folder, "pid.json")
-    if leader is None or not is_alive(leader["pid"]):
-        return False
-    stat = process_stat(leader["pid"])
-    return stat is None or leader["ticks"] in (None, stat[3])
+    leader = find_process(read_json(folder, "pid.json"))
+    return leader != 0 and is_alive(leader)
 
 
 def watch(folder: str, offset: str) -> None:

@@ -16,9 +16,11 @@ from .machine import boot_id
 from .processes import (
     KEEP_ALIVE_SECONDS,
     POLL_SECONDS,
+    adopt_orphans,
     exec_program,
     exit_code,
     process_record,
+    reap,
     run_detached,
 )
 from .wire import KeepAlive, SetUpStep, StepResult, receive_message, send
@@ -83,16 +85,18 @@ def run_and_record(folder: str, step: SetUpStep, result_file: str) -> None:
     failure_file = os.path.join(folder, "failed")
     remove(failure_file)
     started_at = time.monotonic()
+    adopt_orphans()
+    waiter = process_record(os.getpid())
     child = os.fork()
     if child == 0:
-        write_json(process_record(os.getpid()), folder, "step.json")
+        write_json(dict(process_record(os.getpid()), waiter=waiter), folder, "step.json")
         command = ["bash", "-eo", "pipefail", script]
         environment = dict(program_environment(folder, program), DRUMLINE_FAILED=failure_file)
         exec_program(folder, command, environment, working_copy(program.work))
     while True:
-        pid, wait_status = os.waitpid(child, os.WNOHANG)
+        wait_status = reap(child)
         growth.update()
-        if pid:
+        if wait_status is not None:
             break
         time.sleep(POLL_SECONDS)
     code = exit_code(wait_status)
