@@ -10,7 +10,7 @@ import signal
 import time
 
 from .environment import program_environment, read_program, working_copy, write_script
-from .files import ROOT, acquire_lock, read_json, remove, write_json
+from .files import ROOT, acquire_lock, open_file, read_json, remove, write_json
 from .log import GrowthRecorder, append_to_log, last_lines, log_size
 from .machine import boot_id
 from .processes import (
@@ -119,8 +119,9 @@ def failed_command(failure_file: str, code: int, step: SetUpStep) -> str:
     is_user_step = step.name == "setup"
     name = "setup" if is_user_step else f"set-up of {step.name}"
     with contextlib.suppress(OSError, ValueError):
-        with open(failure_file, errors="replace") as file:
-            recorded_code, line, command = file.read(1000).strip().split(" ", 2)
+        with open_file(failure_file) as file:
+            text = file.read(1000).decode("utf-8", "replace")
+        recorded_code, line, command = text.strip().split(" ", 2)
         if int(recorded_code) != (128 - code if code < 0 else code):
             return name  # the script continued after this failure
         lines = step.script.splitlines()
