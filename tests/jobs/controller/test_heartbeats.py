@@ -213,3 +213,34 @@ def test_a_job_that_is_cleaned_is_forgotten(told: Listening) -> None:
     told.store.remove(told.job.id)
     told.heartbeats.forget(told.job.id)
     assert told.heartbeats.progress(told.job.id) is None
+
+
+def test_the_number_of_metric_names_is_bounded_and_the_user_is_told_once(told: Listening) -> None:
+    for step in range(300):
+        told.now += 1
+        others = {f"metric-{step}-{n}": float(n) for n in range(60)}
+        told.tell(1, {**others, "text": "x" * 5000, "n" * 300: 1.0, "step": step, "loss": 0.5})
+    progress = told.heartbeats.progress(told.job.id)
+    assert progress is not None
+    assert (progress["step"], progress["loss"]) == (299, 0.5), "the usual names are kept"
+    assert len(json.dumps(progress)) < 20_000
+    assert len({name for p in told.heartbeats.history(told.job.id) for name in p.metrics}) < 80
+    told.heartbeats.end(told.job.id, 1)
+    told.start()
+    told.begin(2)
+    told.tell(2, {f"more-{n}": 1.0 for n in range(1000)})
+    texts = [event["text"] for event in told.store.events(told.job.id)]
+    assert [text for text in texts if "metrics" in text] == [told.heartbeats.warnings[told.job.id]]
+    assert (told.home / "jobs.db").stat().st_size < 2_000_000
+
+
+def test_values_that_are_not_numbers_are_short_texts(told: Listening) -> None:
+    nested: object = 1
+    for _ in range(800):
+        nested = [nested]
+    told.tell(1, {"step": 1, "nested": nested, "list": list(range(10_000)), "result": "r" * 1500})
+    progress = told.heartbeats.progress(told.job.id)
+    assert progress is not None
+    assert len(progress["list"]) <= 200
+    assert len(progress["nested"]) <= 200
+    assert len(progress["result"]) == 1500
