@@ -2,7 +2,7 @@
 
 `pack` and `measure` both use `Selection.files`. A file is opened once, without following links in
 its path. The decision uses the status of this descriptor and the same bytes that go to the archive,
-so it also holds for a file that changes folder_descriptor the same time.
+so it also holds for a file that changes at the same time.
 """
 
 import os
@@ -119,6 +119,8 @@ class Selection:
             finally:
                 if content is not None:
                     content.close()
+        if not os.path.isdir(self._root):
+            raise CodeError(f"code: {self._folder} was removed while it was packed")
         if not sent and any(entry.reason == OWNER_ONLY for entry in self._left_out.values()):
             raise CodeError(
                 f"code: every file in {self._folder} is readable by you alone and would be left "
