@@ -52,10 +52,9 @@ TEXTS = (
 def requests() -> list[tuple[str, str, bytes]]:
     made: list[tuple[str, str, bytes]] = []
     for job_id in IDS:
-        for view in ("", "/history", "/events", "/logs", "/hosts"):
-            made.append(("GET", f"/jobs/{job_id}{view}", b""))
-        for verb in VERBS:
-            made.append(("POST", f"/jobs/{job_id}/{verb}", b"{}"))
+        views = ("", "/history", "/events", "/logs", "/hosts")
+        made += [("GET", f"/jobs/{job_id}{view}", b"") for view in views]
+        made += [("POST", f"/jobs/{job_id}/{verb}", b"{}") for verb in VERBS]
     routes = [*FIELDS, *(f"/jobs/abc/{verb}" for verb in VERBS), "/jobs/000001/cancel"]
     made += [("POST", route, body) for route in routes for body in BODIES]
     for route, fields in FIELDS.items():
@@ -91,8 +90,9 @@ def test_no_request_is_an_internal_error(tmp_path: Path, part: int) -> None:
                 try:
                     async with asyncio.timeout(60):  # a log that is followed has no end
                         answer = await client.request(method, path, content=body)
-                    sentence = "error" not in answer.text or "\n" not in answer.json()["error"]
-                    if answer.status_code < 500 and sentence:
+                    # An invalid job file gets a line for each mistake.
+                    lines = b"spec" in body or not answer.content.startswith(b'{"error"')
+                    if answer.status_code < 500 and (lines or "\n" not in answer.json()["error"]):
                         continue
                     failures.append(f"{method} {path:.80} {body[:150]!r}: {answer.status_code}")
                 except TimeoutError:
@@ -100,7 +100,6 @@ def test_no_request_is_an_internal_error(tmp_path: Path, part: int) -> None:
                 except Exception as error:
                     failures.append(f"{method} {path:.80} {body[:150]!r}: {error!r:.200}")
             assert (await client.get("/jobs")).status_code == 200
-            assert (await client.get("/jobs/000001")).status_code == 200
         assert not failures, "\n".join(failures)
 
     run_scenario(tmp_path, scenario)

@@ -195,16 +195,20 @@ def encode(message: Message) -> str:
 
 def decode(line: str | bytes) -> Json:
     """Parse a JSON object. NaN, Infinity and numbers with too many digits become text."""
-    text = line if isinstance(line, str) else line.decode("utf-8", "replace")
-    try:
-        value = json.loads(line, parse_constant=str, parse_int=_parse_int)
-        if "\\u" in text:
-            value = _replace_surrogates(value)
-    except RecursionError:
-        raise ValueError("an object that is nested too deeply") from None
+    value = parse(line)
     if not isinstance(value, dict):
         raise ValueError("expected an object")
     return value
+
+
+def parse(line: str | bytes) -> Any:
+    """Parse any JSON value so that it can be stored and sent again. Raise ValueError."""
+    text = line if isinstance(line, str) else line.decode("utf-8", "replace")
+    try:
+        value = json.loads(line, parse_constant=str, parse_int=_parse_int)
+        return _replace_surrogates(value) if "\\u" in text else value
+    except RecursionError:
+        raise ValueError("an object that is nested too deeply") from None
 
 
 def _replace_surrogates(value: Any) -> Any:

@@ -26,6 +26,7 @@ from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Status
 from drumline.jobs.server.execution import Exchange, LinesResponse
 from drumline.jobs.server.logs import LogQuery, stream_logs
+from drumline.jobs.server.request_bodies import read_body
 from drumline.jobs.server.service import MAX_ID_DIGITS, RECENT_SECONDS, JobService
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.store.records import UNREADABLE, JobFilter
@@ -178,13 +179,8 @@ def _job_id(request: Request) -> str:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    try:
-        body = await request.json() if await request.body() else {}
-    except (ValueError, RecursionError):
-        raise RequestError("the request's body is not JSON") from None
-    if not isinstance(body, dict):
-        raise RequestError("the request's body is not a JSON object")
-    return body
+    body = await request.body()
+    return read_body(body) if body else {}
 
 
 def _field(body: dict[str, Any], key: str) -> Any:

@@ -13,6 +13,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from pydantic import ValidationError
+
 from drumline.hosts.packing.rules import left_out_line
 from drumline.hosts.values import working_copy
 from drumline.jobs.controller.sessions import attempt_key
@@ -53,9 +55,7 @@ class JobService:
 
     def record(self, job_id: str) -> Record:
         """Return the job with this id, written as 12 or 000012. Raise RequestError."""
-        job_id = job_id.zfill(6)
-        if not (job_id.isascii() and job_id.isdecimal()) or len(job_id) > MAX_ID_DIGITS:
-            raise self._no_job(job_id[:40])
+        job_id = self._valid_id(job_id)
         try:
             record = self.supervisor.record(job_id)
         except UnreadableJobError as error:
@@ -68,7 +68,15 @@ class JobService:
             raise self._no_job(job_id)
         return record
 
+    def _valid_id(self, job_id: str) -> str:
+        """Return an id with its leading zeros. Raise RequestError if it can be no id."""
+        job_id = job_id.zfill(6)
+        if not (job_id.isascii() and job_id.isdecimal()) or len(job_id) > MAX_ID_DIGITS:
+            raise self._no_job(job_id)
+        return job_id
+
     def _no_job(self, job_id: str) -> RequestError:
+        job_id = "".join(filter(str.isprintable, job_id))[:40]
         return RequestError(f"there is no job {job_id}; drumline list --all lists all jobs", 404)
 
     def overview(self, search: JobFilter = ALL_JOBS) -> list[dict[str, Any]]:
@@ -161,6 +169,7 @@ class JobService:
         stored = spec.model_dump(mode="json")
         stored |= {"archive": archive, "origin": job_origin or None}
         stored["checkpoint_owner"] = self.store.owner
+        _stored_spec(stored)
         terms = verbs.JobTerms.of(spec, choices)
         now = time.time()
         cleanup = contextlib.ExitStack()
@@ -235,7 +244,7 @@ class JobService:
 
     async def verb(self, job_id: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """`resume`, `cancel`, `delete` or `clean` a job."""
-        job_id = job_id.zfill(6)
+        job_id = self._valid_id(job_id)
         try:
             self.supervisor.record(job_id)
         except UnreadableJobError as error:
@@ -329,7 +338,7 @@ class JobService:
         if after["checkpoint"] == before.get("checkpoint"):
             owner = record.spec.checkpoint_owner
         added = {"archive": archive, "origin": origin, "checkpoint_owner": owner}
-        stored = StoredSpec.from_json(after | added)
+        stored = _stored_spec(after | added)
         terms = verbs.JobTerms.of(spec, choices)
         # No await from here on: the job is read again and changed at once.
         folder = stored.checkpoints_of(job_id)
@@ -413,6 +422,16 @@ class JobService:
             }
             for index, endpoint in enumerate(listed.endpoints)
         ]
+
+
+def _stored_spec(document: dict[str, Any]) -> StoredSpec:
+    """Return the spec to store. Raise RequestError if a caller has sent an invalid origin."""
+    try:
+        return StoredSpec.from_json(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise RequestError(f"{place}: {first['msg'].lower()}") from None
 
 
 def left_out_fields(archive: Mapping[str, Any] | None) -> dict[str, Any]:
