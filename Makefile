@@ -2,13 +2,13 @@
 #   make quickstart   install, then run the main job
 #   make test         install, check, and run every test
 # Another interpreter: make test PYTHON=python3.12
-# The comparisons with PyTorch too: make test EXTRAS=jax,torch,dev
-# The oldest and the newest JAX we allow: make test JAX=oldest, make test JAX=newest
+# With the comparisons with PyTorch: make test EXTRAS=jax,torch,dev
+# The oldest and the newest supported JAX: make test JAX=oldest, make test JAX=newest
 
 PYTHON ?= python3
 EXTRAS ?= jax,dev
 
-# Each JAX has an environment of its own. Beside the pinned one: the ends of pyproject's range.
+# Each version of JAX has its own environment. Oldest and newest are the ends of pyproject's range.
 JAX ?= pinned
 ifeq ($(JAX),pinned)
   VENV := .venv
@@ -23,7 +23,7 @@ else
 endif
 JAX_PINS := $(if $(JAX_VERSION),s/^(jax|jaxlib)==.*/\1==$(JAX_VERSION)/)
 
-# Hundreds of short processes import us: where bytecode may not be kept, each compiles it anew.
+# Hundreds of short processes import the package. Without bytecode files each compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
@@ -32,9 +32,9 @@ READY := $(VENV)/ready-$(EXTRAS)
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test check format simulate bench clean
 
-help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS='	' read -r target does; do \
-		printf '  make %-12s %s\n' "$$target" "$$does"; done
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS='	' read -r target text; do \
+		printf '  make %-12s %s\n' "$$target" "$$text"; done
 	@sed -n '4,6p' Makefile | cut -c3-
 
 $(READY): pyproject.toml constraints.txt
@@ -50,29 +50,29 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY) ## install, then train through a preemption
 	$(BIN)/drumline create examples/quickstart.yaml --follow
 
-# The code is checked against the types of the pinned versions; the others only run it.
+# Types are checked with the pinned versions only.
 test: $(if $(JAX_VERSION),$(READY),check) ## install, check, and run every test
 	$(BIN)/pytest --numprocesses 4 --dist worksteal
 
-check: $(READY) ## lint, format and types, as each commit should pass them
+check: $(READY) ## lint, format and types, which every commit must pass
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: $(READY) ## mend what can be mended of lint and format
+format: $(READY) ## fix the format and the lint errors that can be fixed automatically
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 SEEDS ?= 2000
 FIRST ?= 1
 
-simulate: $(READY) ## SEEDS=2000 bad nights of the job manager, drawn from the seeds FIRST=1 and on
+simulate: $(READY) ## run SEEDS=2000 simulated fault schedules of the job manager, from seed FIRST=1
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
 
-bench: $(READY) ## print how quick the commands and the server are
+bench: $(READY) ## print the speed of the commands and of the server
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/thousand_jobs.py
 	$(BIN)/python benchmarks/many_jobs.py
 
-clean: ## remove the environments and what tools left
+clean: ## remove the environments and the caches of tools
 	rm -rf .venv .venv-oldest .venv-newest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

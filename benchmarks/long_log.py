@@ -86,7 +86,7 @@ def main() -> None:
         with Others(home) as others:
             time.sleep(1)
         before = peak(status["pid"])
-        print(f"{'nobody reads':34}{'':18}{before:6.0f} MB{max(others.waits) * 1000:11.0f} ms")
+        print(f"{'no reader':34}{'':18}{before:6.0f} MB{max(others.waits) * 1000:11.0f} ms")
         measure(client, job, "logs", {})
         measure(client, job, "logs --tail 1000", {"tail": 1000})
         os.truncate(folder / "host-0.log", BY_LINES * 1_000_000)

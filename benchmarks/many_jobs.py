@@ -162,7 +162,7 @@ def waiting_table() -> None:
         status = Client(home).server_status()
         assert status is not None
         rows = [
-            ("jobs, all and living", f"{status['jobs']:,} · {status['living']:,}", ""),
+            ("jobs, all and active", f"{status['jobs']:,} · {status['living']:,}", ""),
             ("start to first answer", f"{statistics.median(starts):.2f} s", "under 1 s"),
             ("  the same, no job", f"{empty:.2f} s", ""),
             ("memory (PSS)", f"{memory:.0f} MB", "under 100 MB"),

@@ -44,7 +44,7 @@ def main() -> int:
         steps_run = f"{course['resumed'] or 0:.0f} to {course['step']:.0f}" if course else "none"
         print(f"{attempt['number']:>7}  {disturbance!s:32}{attempt['outcome']:20}{steps_run:>12}")
     print(f"{'steps':32}{steps:>8}")
-    print(f"{'steps run again':32}{shown['steps_again'] or 0:>8}")
+    print(f"{'steps repeated':32}{shown['steps_again'] or 0:>8}")
     print(f"{'seconds undisturbed':32}{undisturbed_seconds:>8.0f}")
     print(f"{'seconds with all disturbances':32}{disturbed_seconds:>8.0f}")
     same = disturbed == undisturbed

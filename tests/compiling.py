@@ -1,16 +1,16 @@
-"""How tests compile: their programs compile for seconds and run for milliseconds."""
+"""Compiler settings for tests, whose programs compile for seconds and run for milliseconds."""
 
 import os
 from importlib.metadata import PackageNotFoundError, version
 
 EVERY_CASE = "DRUMLINE_EVERY_CASE" in os.environ
-"""Whether grids are walked whole, in half an hour, and not so that each value meets each other."""
+"""True if tests run all combinations of their options, which takes half an hour, not only pairs."""
 
 
 def quick_flags(devices: int) -> str:
-    """`XLA_FLAGS` for so many emulated devices and a compiler that optimises little.
+    """Return `XLA_FLAGS` for a number of emulated devices and few optimizations.
 
-    Told from the version, as a flag that XLA does not know ends the process.
+    The flags depend on the version of jaxlib, because an unknown flag ends the process.
     """
     flags = [
         f"--xla_force_host_platform_device_count={devices}",

@@ -1,6 +1,6 @@
-"""Eight emulated devices for every test that uses JAX, set before anything imports it.
+"""Settings of all tests: eight emulated JAX devices, the test order, and leftover processes.
 
-And a check, when the last test is done, that no process of ours is left running.
+The environment variables are set before anything imports JAX.
 """
 
 import gc
@@ -19,41 +19,41 @@ __all__ = ["bucket", "bucket_folder", "storage_server"]
 
 os.environ.setdefault("XLA_FLAGS", quick_flags(8))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Emulated kernels wait for each other, each in a thread of XLA's: it needs two for every device.
+# Emulated kernels wait for each other in threads of XLA, which needs two threads per device.
 os.environ.setdefault("NPROC", "16")
-# gcsfs reads it when it is imported; without it, it looks for a server that no test has.
+# gcsfs reads this when it is imported. Without it, gcsfs connects to a server that no test has.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-# A busy machine draws examples slowly, which says nothing about what is tested.
+# On a busy machine hypothesis draws examples slowly. That is not an error of the tested code.
 settings.register_profile("unhurried", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("unhurried")
-# Hundreds of short processes import us: where bytecode may not be kept, each compiles it anew.
+# Hundreds of short processes import the package. Without bytecode files each compiles it again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# The workers inherit it from the process that starts them, and their children from them.
+# Workers inherit it from the main process, and their children inherit it from them.
 os.environ.setdefault(leftovers.RUN, uuid.uuid4().hex)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long ones, as many in each worker: one that is left to the end has it wait.
+    """Run long tests first, spread evenly over the workers, so that none starts near the end.
 
-    `worksteal` gives each worker a stretch of the list, and moves tests only once one has none.
+    `worksteal` gives each worker one part of the list, and moves tests only when a worker is idle.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     long = [item for item in items if item.get_closest_marker("long")]
     rest = [item for item in items if not item.get_closest_marker("long")]
-    stretch = -(-len(rest) // workers)
+    part = -(-len(rest) // workers)
     items[:] = [
         item
         for worker in range(workers)
-        for item in long[worker::workers] + rest[worker * stretch : (worker + 1) * stretch]
+        for item in long[worker::workers] + rest[worker * part : (worker + 1) * part]
     ]
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector what lives until the end, and most of its runs: tracing makes millions.
+    """Make the garbage collector run less often, and skip the objects that exist now.
 
-    Everything that is imported and every test is reachable for good, and of what JAX allocates
-    while it traces hardly anything is a cycle: with Python's own numbers a tenth of the CPU time
-    goes into looking at it all again.
+    Imported modules and tests live until the end, and JAX's tracing allocates millions of objects
+    with hardly any cycles. With Python's default thresholds the collector takes a tenth of the CPU
+    time.
     """
     gc.collect()
     gc.freeze()
@@ -61,14 +61,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Whatever is started from now on tells who started it."""
+    """Name the test in the environment of the processes that it starts."""
     os.environ[leftovers.TEST] = item.nodeid
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run that leaves processes behind, and name them; the workers have ended by now."""
-    # A run without workers is its own, and those that compile for it end only when it does.
+    """Fail the run if it leaves processes behind, and name them. The workers have ended by now."""
+    # Without workers, the processes that compile programs belong to this one and end only with it.
     compiling = sys.modules.get("drumline.inspect.compiling.workers")
     if compiling is not None:
         compiling.stop_workers()
@@ -76,15 +76,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(config, "workerinput") or not os.path.isdir("/proc/self"):
         return
     folder = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-    left = leftovers.wait_for_none([f"{leftovers.RUN}={os.environ[leftovers.RUN]}", f"{folder}/"])
-    say = config.get_terminal_writer().line
-    say()
-    if not left:
-        say("no process of these tests is left running")
+    marks = [f"{leftovers.RUN}={os.environ[leftovers.RUN]}", f"{folder}/"]
+    remaining = leftovers.wait_for_none(marks)
+    write_line = config.get_terminal_writer().line
+    write_line()
+    if not remaining:
+        write_line("no process of these tests is left running")
         return
-    say(f"{len(left)} of the tests' processes were left running, and are ended now:", red=True)
-    for one in left:
-        say(f"  {one}")
-    leftovers.end(left)
+    write_line(f"{len(remaining)} processes of the tests still ran and are killed now:", red=True)
+    for leftover in remaining:
+        write_line(f"  {leftover}")
+    leftovers.kill(remaining)
     if session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

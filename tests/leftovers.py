@@ -1,8 +1,8 @@
-"""What a test run leaves running: every process of ours is to be gone when the last test is.
+"""Find and end the processes that a test run leaves behind.
 
-Whatever a test starts inherits the name of the run and of the test through its environment. A
-process whose environment a test made from nothing is known by the run's temporary folder, where its
-home lies.
+Every process that a test starts inherits the names of the run and of the test in its environment.
+A process with a new environment is recognized by the run's temporary folder, which contains its
+home.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from pathlib import Path
 
 RUN = "DRUMLINE_TEST_RUN"
 TEST = "DRUMLINE_TEST"
-# Who was told to end may take a moment on a busy machine.
-_PATIENCE = 15.0
+# On a busy machine a process that was signalled may take a moment to end.
+_TIMEOUT = 15.0
 
 
 @dataclass(frozen=True)
@@ -28,36 +28,36 @@ class Leftover:
     test: str
 
     def __str__(self) -> str:
-        """One line for whoever has to find it."""
+        """Describe the process in one line."""
         return f"{self.pid} {self.command or '?'} (started by {self.test or 'an unknown test'})"
 
 
-def find(marks: Sequence[str]) -> list[Leftover]:
-    """Every living process with one of these texts in its environment; not this one."""
-    wanted = [mark.encode() for mark in marks]
-    found = []
+def find_leftovers(marks: Sequence[str]) -> list[Leftover]:
+    """Return the other living processes that have one of these texts in their environment."""
+    encoded_marks = [mark.encode() for mark in marks]
+    leftovers = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            known = (folder / "environ").read_bytes()
+            environment = (folder / "environ").read_bytes()
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-            if any(mark in known for mark in wanted) and state not in "ZX":
+            if any(mark in environment for mark in encoded_marks) and state not in "ZX":
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                entries = dict(line.partition(b"=")[::2] for line in known.split(b"\0"))
+                entries = dict(line.partition(b"=")[::2] for line in environment.split(b"\0"))
                 test = entries.get(TEST.encode(), b"").decode()
-                found.append(Leftover(int(folder.name), command.strip()[:200], test))
-    return [one for one in found if one.pid != os.getpid()]
+                leftovers.append(Leftover(int(folder.name), command.strip()[:200], test))
+    return [leftover for leftover in leftovers if leftover.pid != os.getpid()]
 
 
 def wait_for_none(marks: Sequence[str]) -> list[Leftover]:
-    """What is left when all that was ending has ended."""
-    deadline = time.monotonic() + _PATIENCE
-    while (left := find(marks)) and time.monotonic() < deadline:
+    """Wait until no such process is left. Return those that do not end in time."""
+    deadline = time.monotonic() + _TIMEOUT
+    while (leftovers := find_leftovers(marks)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return left
+    return leftovers
 
 
-def end(left: Sequence[Leftover]) -> None:
-    """Clear away what was left, so that it does not disturb the next run."""
-    for one in left:
+def kill(leftovers: Sequence[Leftover]) -> None:
+    """Kill the processes, so that they do not disturb the next run."""
+    for leftover in leftovers:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one.pid, signal.SIGKILL)
+            os.kill(leftover.pid, signal.SIGKILL)

@@ -1,7 +1,6 @@
-"""Fewer cases than all combinations, in which every two values of two options still meet.
+"""Test cases that cover every pair of values of two options, instead of all combinations.
 
-Most bugs need one value or two to show: options that do not know of each other are held together
-by pairs as well as by their whole product, at a fraction of its programs.
+Most bugs appear with one or two particular values, so pairs find them at a fraction of the cost.
 """
 
 from __future__ import annotations
@@ -12,24 +11,23 @@ from typing import Any
 
 
 def pairwise(*options: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Choose cases, each with one value of every option; the same ones in every process.
+    """Return cases with one value of every option; the same cases in every process.
 
-    Greedy: the next case is the one with the most pairs that no case has yet, the first such in
-    the order of the product.
+    The choice is greedy: the next case is the first one that covers the most missing pairs.
     """
-    every = list(product(*(range(len(values)) for values in options)))
-    missing = {pair for case in every for pair in _pairs(case)}
-    chosen = []
+    combinations_of_all = list(product(*(range(len(values)) for values in options)))
+    missing = {pair for case in combinations_of_all for pair in _pairs(case)}
+    cases = []
     while missing:
-        best = max(every, key=lambda case: len(_pairs(case) & missing))
+        best = max(combinations_of_all, key=lambda case: len(_pairs(case) & missing))
         missing -= _pairs(best)
-        chosen.append(best)
+        cases.append(best)
     return [
-        tuple(values[number] for values, number in zip(options, case, strict=True))
-        for case in sorted(chosen)
+        tuple(values[index] for values, index in zip(options, case, strict=True))
+        for case in sorted(cases)
     ]
 
 
 def _pairs(case: tuple[int, ...]) -> set[tuple[tuple[int, int], tuple[int, int]]]:
-    """Two options each, with the values that they have in the case."""
+    """Return every pair of two options with their values in this case."""
     return set(combinations(enumerate(case), 2))

@@ -1,4 +1,4 @@
-"""Ports for programs that have to be told where to listen."""
+"""Free ports for programs that take a port as an argument."""
 
 import contextlib
 import random
@@ -6,9 +6,9 @@ import socket
 
 
 def free_port() -> int:
-    """One that nobody uses, below those that the system gives to connections by chance."""
+    """Return an unused port below the range that the system assigns to connections."""
     while True:
         port = random.randrange(20_000, 30_000)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
             return port

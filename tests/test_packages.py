@@ -16,7 +16,12 @@ ALLOWED_IMPORTS = {
     "drumline.cloud.model": ("drumline.chips",),
     "drumline.cloud.google": ("drumline.chips", "drumline.cloud.protocol", "drumline.observed"),
     "drumline.observed": (),
-    "drumline.jobs.core": ("drumline.chips", "drumline.observed", "drumline.health.fault_report"),
+    "drumline.jobs.core": (
+        "drumline.chips",
+        "drumline.observed",
+        "drumline.health.fault_report",
+        "drumline.hosts.agent.transient",
+    ),
     "drumline.models": ("drumline.parallel",),
     "drumline.cli.rendering": (),
     "drumline.health": (

@@ -1,4 +1,4 @@
-"""What surrounds the code: the Makefile's own help, and what a package index shows of the wheel."""
+"""The help of the Makefile, and the description of the package on an index."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ def test_make_help_lists_every_target() -> None:
     assert targets <= {words[1] for words in listed if len(words) > 2}
 
 
-def test_an_index_can_tell_what_the_wheel_is() -> None:
+def test_a_package_index_can_describe_the_wheel() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"jax", "tpu"} <= set(project["keywords"])
     assert "Programming Language :: Python :: 3.11" in project["classifiers"]

@@ -1,4 +1,4 @@
-"""Every two values meet, in fewer cases."""
+"""Every pair of values is covered, with few cases."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OPTIONS = [
 def test_every_two_values_of_two_options_meet(options: list[str]) -> None:
     cases = pairwise(*options)
     for first, second in combinations(range(len(options)), 2):
-        met = {(case[first], case[second]) for case in cases}
-        assert met == set(product(options[first], options[second]))
+        pairs = {(case[first], case[second]) for case in cases}
+        assert pairs == set(product(options[first], options[second]))
 
 
 def test_two_options_are_their_product() -> None:

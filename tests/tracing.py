@@ -1,4 +1,4 @@
-"""What spares a test the tracing of branches that no device here will run."""
+"""Skip the tracing of branches for other devices, which no device here runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from drumline.parallel.grouped import matmul, rows
 
 @contextmanager
 def traced_for_cpu_alone() -> Iterator[None]:
-    """Leave the branches for other devices out of programs with experts: half of their tracing.
+    """Trace programs with experts for the CPU only, which halves their tracing time.
 
-    That they trace and lower is `tests.parallel.experts.test_other_devices`' to show, and of whole
-    models `tests.inspect.test_examples`'.
+    `tests.parallel.experts.test_other_devices` tests that the other branches trace and lower, and
+    `tests.inspect.test_examples` tests it for whole models.
     """
 
     def by_platform(*operands: Any, default: Any, cpu: Any = None, **_: Any) -> Any:

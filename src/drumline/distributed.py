@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from drumline.heartbeat import flush as flush_heartbeat
 
 INITIALIZATION_TIMEOUT = 1800
-"""In seconds. JAX's default of 300 is too short after a cold restart of many hosts."""
+"""The timeout in seconds. JAX's default of 300 is too short after a cold restart of many hosts."""
 HEARTBEAT_TIMEOUT = 10
 """Seconds until a lost host is detected. JAX's default of 100 wastes as many seconds of chips."""
 SHUTDOWN_TIMEOUT = 5

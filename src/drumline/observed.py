@@ -75,6 +75,27 @@ class HostPhase(StrEnum):
     """The host answers but does not know the program: it was rebooted or replaced."""
 
 
+class ContactFailure(StrEnum):
+    """The reason why the newest connection to a host failed."""
+
+    TIMEOUT = "time-out"
+    REFUSED = "connection refused"
+    UNREACHABLE = "no route"
+    NO_ADDRESS = "no external address"
+    """The host has only an internal address, which does not answer this machine."""
+    KEY_REFUSED = "key refused"
+    CLOSED = "closed"
+    """The host, or a device in between, closed the connection before the login."""
+    HOST_KEY = "host key"
+    """The host shows another key than before."""
+    PROXY = "proxy"
+    """The proxy command of the job failed, or made no connection."""
+    LOCAL = "this machine"
+    """This machine cannot connect now: it has too many open files, for example."""
+    MISSING_FILE = "missing file"
+    """A file on this machine is missing: the SSH key, or the archive of the code."""
+
+
 @dataclass(frozen=True)
 class HostReport:
     """The newest state of one host."""
@@ -82,13 +103,13 @@ class HostReport:
     index: int
     phase: HostPhase
     heard_at: float | None
-    """When its agent last sent a valid message, by the server's clock."""
+    """The time when its agent last sent a valid message, by the server's clock."""
     detail: str = ""
     """The current action or error of the host: `code`, `setup: uv`, `connection refused`."""
     exit_code: int | None = None
     """The exit code of the program; negative for a signal."""
     error_at: float | None = None
-    """When the program's first error appeared, by the host's clock."""
+    """The time when the program's first error appeared, by the host's clock."""
     error: str = ""
     tail: tuple[str, ...] = ()
     """The last lines of the program's output."""
@@ -96,8 +117,8 @@ class HostReport:
     shutdown_reason: str = ""
     """The reason if the host is about to shut down: `preempted`, `shutting down`."""
     reported_at: float | None = None
-    """When it last reported the state of its program, by the server's clock. A host that came back
-    sends other messages first."""
+    """The time when it last reported the state of its program, by the server's clock. A host that
+    came back sends other messages first."""
     heartbeat: Mapping[str, object] | None = None
     rank: int | None = None
     """Its rank among the hosts that run the program; None if it runs nothing."""
@@ -109,6 +130,14 @@ class HostReport:
     """The state of its burn-in: `running`, `pass`, `warn`, `fail`; empty without one."""
     burn_in_message: str = ""
     burn_in_seconds: float = 0.0
+    chip_holder: str = ""
+    """The process of the job itself that held the chip when the program could not open it."""
+    chip_error: str = ""
+    """The error of the agent's own attempt to open the chips after the program had failed."""
+    location: str = ""
+    """The physical location of a chip that libtpu's own log blames for the failure."""
+    contact: ContactFailure | None = None
+    """The reason why the newest connection failed; None if it did not."""
 
 
 # --- Placements -------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ FIRST = [
     event(5, 1.7, "run", "python count.py"),
 ]
 TAKEN = [
-    event(6, 20.0, "preempted", "slice taken by the cloud at step 151 (checkpoint: step 150)"),
+    event(6, 20.0, "preempted", "slice preempted at step 151 (checkpoint: step 150)"),
     event(7, 20.1, "asked", "v4-16 in local-b"),
     event(8, 21.1, "slice", "2 hosts, 8 chips in local-b"),
     event(9, 21.2, "code", "14 files, 38 kB → 2 hosts"),
@@ -84,10 +84,10 @@ def test_follow_prints_the_events_of_a_preempted_job(
         "  ✓ code    14 files, 38 kB → 2 hosts                         0.3 s",
         "  ✓ run     python count.py",
         "  ▸ step 140/300  loss 0.4123  9.8k img/s  MFU –",
-        "  ! slice taken by the cloud at step 151 (checkpoint: step 150)",
+        "  ! slice preempted at step 151 (checkpoint: step 150)",
         "  ✓ slice   2 hosts, 8 chips in local-b                       1.0 s",
         "  ▸ step 300/300  loss 0.093",
-        "✓ 000001 succeeded in 48 s · test accuracy 97.1 % · 1 preemption, 1 step run again",
+        "✓ 000001 succeeded in 48 s · test accuracy 97.1 % · 1 preemption, 1 step repeated",
         "  parameters identical to an undisturbed run: yes",
         "  next: drumline show 000001 · drumline plot 000001 · drumline logs 000001",
     ]
@@ -175,11 +175,11 @@ def test_a_terminal_keeps_the_progress_line_at_an_interruption() -> None:
     screen.progress("  ▸ step 2/3")
     screen.write_line("  · note")
     screen.progress("  ▸ step 3/3 " + "x" * 60)
-    screen.write_line("  ! slice taken", keep_progress=True)
+    screen.write_line("  ! slice preempted", keep_progress=True)
     wipe = "\r\x1b[K"
     cut = "  ▸ step 3/3 " + "x" * 15 + "…"
     assert stream.getvalue() == (
-        f"{wipe}  ▸ step 1/3{wipe}  ▸ step 2/3{wipe}  · note\n{wipe}{cut}\n  ! slice taken\n"
+        f"{wipe}  ▸ step 1/3{wipe}  ▸ step 2/3{wipe}  · note\n{wipe}{cut}\n  ! slice preempted\n"
     )
 
 
@@ -228,7 +228,7 @@ def test_events_fit_a_narrow_terminal(a_life: Callable[..., Path], a_job: Make) 
     lines = [sanitize(line) for line in re.split(r"[\n\r]", written.getvalue())]
     assert max(map(display_width, lines)) <= 46
     output = " ".join(" ".join(lines).split())
-    assert "slice taken by the cloud at step 151 (checkpoint: step 150)" in output
+    assert "slice preempted at step 151 (checkpoint: step 150)" in output
     assert "drumline show 000001 · drumline plot 000001 · drumline logs 000001" in output
     assert "  ✓ slice   2 hosts, 8 chips in local-a  1.2 s" in lines
     assert "  ▸ step  140/300  loss 0.4123  9.8k img/s" in lines
@@ -273,10 +273,10 @@ def test_the_next_commands_can_be_copied(
 def test_only_the_newest_events_are_printed(
     a_life: Callable[..., Path], drumline: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    many = [event(n, n, "preempted", f"slice taken at step {n}") for n in range(1, 1001)]
+    many = [event(n, n, "preempted", f"slice preempted at step {n}") for n in range(1, 1001)]
     a_life((many, {}), ([event(1001, 9.0, "succeeded")], {"status": "SUCCEEDED", "ended": 1.0}))
     assert drumline("follow", "1") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "  … 960 earlier lines: show 000001 --json"
-    assert lines[2] == "  ! slice taken at step 961"
-    assert "  ! slice taken at step 1000" in lines
+    assert lines[2] == "  ! slice preempted at step 961"
+    assert "  ! slice preempted at step 1000" in lines

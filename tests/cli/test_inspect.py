@@ -170,7 +170,7 @@ PRODUCT = "layer.py:product"
         (["layer.py:raising"], "raising does not trace: ValueError: no such thing"),
         ([PRODUCT, "--shapes", "bf16[8,8]"], "product does not trace"),
         ([PRODUCT, "--shapes", "8x8"], "--shapes '8x8': write it as TYPE[SIZES]@AXES"),
-        ([PRODUCT, "--shapes", "bf17[8,8]"], "bf17 is no type of arrays"),
+        ([PRODUCT, "--shapes", "bf17[8,8]"], "bf17 is not a type of arrays"),
         ([PRODUCT, "--shapes", "f32[8,8]@X"], "names the axis X: give the mesh with --mesh"),
         ([PRODUCT, "--shapes", "f32[8,8]@Z", "--mesh", "X=2"], "the mesh X=2 has no axis Z"),
         ([PRODUCT, "--shapes", "f32[8]@X,Y", *CHAPTER[-2:]], "names 2 axes for 1 dimensions"),

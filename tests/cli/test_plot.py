@@ -55,7 +55,7 @@ def test_a_drawing_has_the_interruption_of_each_attempt(history: dict[str, Any])
         (230, "stuck"),
     ]
     assert drawing.rerun_steps == ((140, 151),)
-    assert drawing.notes == ("3 attempts", "1 preempted", "1 stuck", "11 steps run again")
+    assert drawing.notes == ("3 attempts", "1 preempted", "1 stuck", "11 steps repeated")
 
 
 def test_a_chart_has_axes_curves_and_interruptions(history: dict[str, Any]) -> None:
@@ -69,9 +69,9 @@ def test_a_chart_has_axes_curves_and_interruptions(history: dict[str, Any]) -> N
     assert dots(top)
     assert dots(bottom)
     assert max(dots(top)) < min(dots(bottom))
-    assert "━" in lines[-3], "the steps that were run again"
+    assert "━" in lines[-3], "the repeated steps"
     assert lines[-2].rstrip().endswith("step")
-    assert lines[-1].strip() == "┊ 3 attempts · 1 preempted · 1 stuck · 11 steps run again (━)"
+    assert lines[-1].strip() == "┊ 3 attempts · 1 preempted · 1 stuck · 11 steps repeated (━)"
 
 
 def dots(text: str) -> list[int]:
@@ -111,7 +111,7 @@ def test_a_picture_has_curves_interruptions_and_rerun_steps(
         words
     )
     again = [one[0].text for one in shapes(drawing, "rect") if len(one)]
-    assert again == ["steps 140 to 151 run again"]
+    assert again == ["steps 140 to 151 repeated"]
 
 
 def test_text_in_a_picture_is_escaped(history: dict[str, Any]) -> None:

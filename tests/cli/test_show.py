@@ -133,7 +133,7 @@ def test_show_prints_result_and_duration(a_job: Make) -> None:
     ended = {"status": "SUCCEEDED", "ended": 1_700_000_048.0, "preemptions": 1, "steps_again": 1}
     lines = show_lines(a_job(progress=progress, **ended), now=NOON)
     assert lines[:4] == [
-        "000004 llama-1b · SUCCEEDED in 48 s · 1 preemption · 1 step run again",
+        "000004 llama-1b · SUCCEEDED in 48 s · 1 preemption · 1 step repeated",
         "progress step 300/300",
         "result   test accuracy 97.1 %",
         "         identical: yes",

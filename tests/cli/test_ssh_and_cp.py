@@ -48,6 +48,18 @@ def test_ssh_runs_openssh_with_the_key_and_the_pinned_host_key(
     assert capsys.readouterr().err == "--host 0: the slice has hosts 1\n"
 
 
+def test_ssh_and_cp_connect_through_the_proxy_of_the_server(
+    server: Any, drumline: Run, became: list[str]
+) -> None:
+    proxy = {"proxy_command": ["iap", "the host", "100%"]}
+    server.answers["GET /jobs/000004/hosts"] = [a_host(0) | proxy]
+    assert drumline("ssh", "4") == 0
+    assert drumline("cp", "4:out.txt", ".") == 0
+    option = "-o ProxyCommand=iap 'the host' 100%%"
+    assert became[0] == f"ssh {CHECKED} {option} -- 127.0.0.1"
+    assert became[1].startswith(f"scp -r {CHECKED} {option} -- ")
+
+
 @pytest.mark.parametrize(
     ("words", "options", "command"),
     [

@@ -331,6 +331,27 @@ def password_files(place: Place) -> None:
     place.write("token.txt", "hf_" + "a" * 34 + "\n")
 
 
+def tokens_under_other_names(place: Place) -> None:
+    plain(place)
+    github, letters = "ghp" + "_" + "a" * 36, "abcdefghij" * 4
+    url = f"https://{github}@github.com/lab/code"
+    place.write("lib.git/config", f'[remote "origin"]\n    url = {url}\n')
+    place.write("a/lib.git/config", '[remote "origin"]\n    url = git@github.com:lab/code\n')
+    place.write(".gitmodules", f'[submodule "lib"]\n    url = {url}\n')
+    place.write("pip.conf", f"[global]\nindex-url = {url}\n")
+    place.write("note", f"{github}\n")
+    place.write("cluster", f"kind: Config\nclusters: []\nusers:\n- user:\n    token: {letters}\n")
+    place.write("cluster.json", json.dumps({"kind": "Config", "clusters": [], "token": letters}))
+    place.write("export.csv", f"Access key ID,Secret access key\nAKIA,{letters}\n")
+    place.write("keys.sh", f"export AWS_SECRET_ACCESS_KEY='{letters}'\n")
+    place.write("logins", "# mine\nmachine api.wandb.ai\n  login user\n  password x\n")
+    place.write("release", f"untrusted comment: minisign encrypted secret key\nRWRT{letters}\n")
+    place.write(".streamlit/secrets.toml")
+    place.write(".bash_history")
+    place.write(".python_history")
+    place.write("tokens.py", "token: str = open('token').read()\nkind = 'Config'\n")
+
+
 def cloud_credentials(place: Place) -> None:
     plain(place)
     place.write("account.json", service_account())
@@ -441,9 +462,20 @@ def checkpoint_inside(place: Place) -> None:
     place.rules["checkpoint"] = str(place.work / "out")
 
 
+def checkpoints_of_another_job_file(place: Place) -> None:
+    """The other job saves in a format of its own."""
+    plain(place)
+    place.write("other/1a2b3c4d-000003/step-5.pt")
+    place.write("other/1a2b3c4d-000004/step-5.pt")
+    place.write("other/20261119-143000/loss.csv")
+    place.rules["checkpoint"] = str(place.work / "out")
+    place.rules["include"] = ("other/1a2b3c4d-000004",)
+
+
 def checkpoint_is_workdir(place: Place) -> None:
     plain(place)
     place.write("000001/state.bin")
+    place.write("1a2b3c4d-000002/step-5.pt")
     place.write("drumline/lock")
     place.write("100/commit_success.txt")
     place.rules["checkpoint"] = str(place.work)
@@ -662,6 +694,16 @@ CASES = (
         | dict.fromkeys(("kaggle.json", ".cache/huggingface/token", "token.txt"), TOKEN),
     ),
     Case(
+        "tokens under other names, and histories",
+        tokens_under_other_names,
+        ("a/lib.git/config", "tokens.py", "train.py"),
+        dict.fromkeys(("lib.git/config", ".gitmodules", "pip.conf"), SETTINGS)
+        | dict.fromkeys(("note", ".streamlit/secrets.toml"), TOKEN)
+        | dict.fromkeys(("cluster", "cluster.json", "export.csv", "keys.sh"), CLOUD)
+        | dict.fromkeys((".bash_history", ".python_history"), "history of commands")
+        | {"logins": PASSWORDS, "release": KEY},
+    ),
+    Case(
         "cloud credentials",
         cloud_credentials,
         ("a/.docker/config.json", "train.py"),
@@ -730,9 +772,20 @@ CASES = (
         ("train.py",),
         {
             "000001/": "checkpoints of this job file",
+            "1a2b3c4d-000002/": "checkpoints of this job file",
             "drumline/": "checkpoints",
             "100/": "checkpoints",
         },
+    ),
+    Case(
+        "checkpoints of another job file",
+        checkpoints_of_another_job_file,
+        (
+            "other/1a2b3c4d-000004/step-5.pt",
+            "other/20261119-143000/loss.csv",
+            "train.py",
+        ),
+        {"other/1a2b3c4d-000003/": "checkpoints"},
     ),
     Case(
         "mounts inside",

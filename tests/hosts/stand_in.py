@@ -286,9 +286,8 @@ class Slice:
             "logs": self.folder / "logs",
             "timing": FAST,
         }
-        session = SliceSession(
-            attempt_program, [host.address for host in self.hosts], **{**defaults, **parts}
-        )
+        addresses = parts.pop("addresses", [host.address for host in self.hosts])
+        session = SliceSession(attempt_program, addresses, **{**defaults, **parts})
         self.sessions.append(session)
         return session
 

@@ -4,14 +4,17 @@ import os
 import shutil
 import subprocess
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from drumline.hosts.code import CodeError, pack
+from drumline.hosts.code import CodeError, measure, pack
 from drumline.hosts.packing.listing import files_below
+from drumline.hosts.packing.rules import EARLIEST_TIME
 
 GIT = shutil.which("git")
+NEEDS_GIT = pytest.mark.skipif(GIT is None, reason="needs git")
 
 
 def fill(folder: Path, *names: str) -> Path:
@@ -33,7 +36,7 @@ def packed(folder: Path, into: Path) -> list[str]:
         return tar.getnames()
 
 
-def test_the_same_files_are_the_same_archive(tmp_path: Path) -> None:
+def test_the_same_files_are_the_same_archive_whatever_their_times(tmp_path: Path) -> None:
     one = fill(tmp_path / "one", "b.py", "a/c.py", "a.py")
     two = fill(tmp_path / "two", "a.py", "a/c.py", "b.py")
     os.utime(two / "a.py", (1, 1))
@@ -57,7 +60,21 @@ def test_names_modes_and_links_are_kept(tmp_path: Path) -> None:
     assert members["data/ä b'c\n.txt"].mode == 0o644
     assert members["link"].linkname == "data"
     assert members["absolute"].linkname == "run.sh"
-    assert {(member.mtime, member.uid, member.uname) for member in members.values()} == {(0, 0, "")}
+    assert {(member.uid, member.uname) for member in members.values()} == {(0, "")}
+
+
+def test_files_keep_their_times_but_none_before_1980(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "code", "new.py", "old.py")
+    os.utime(folder / "new.py", (1_700_000_000.5, 1_700_000_000.5))
+    os.utime(folder / "old.py", (0, 0))
+    archive = pack(folder, tmp_path / "out")
+    with tarfile.open(archive.path) as tar:
+        times = {member.name: member.mtime for member in tar.getmembers()}
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    assert times == {"new.py": 1_700_000_000, "old.py": EARLIEST_TIME}
+    with zipfile.ZipFile(tmp_path / "code.zip", "w") as zipped:
+        for name in times:
+            zipped.write(tmp_path / "unpacked" / name)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../secret", "a/../../secret"])
@@ -80,7 +97,7 @@ def test_a_missing_folder_is_a_code_error(tmp_path: Path) -> None:
         pack(tmp_path / "nowhere", tmp_path / "out")
 
 
-@pytest.mark.skipif(GIT is None, reason="needs git")
+@NEEDS_GIT
 def test_a_checkout_sends_what_git_would_keep(tmp_path: Path) -> None:
     folder = fill(tmp_path / "code", "kept.py", "new.py", "gone.py", "secret.env", "out/x.bin")
     git(folder, "init")
@@ -103,13 +120,72 @@ def test_a_checkout_sends_what_git_would_keep(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(GIT is None, reason="needs git")
+@NEEDS_GIT
 def test_a_folder_that_an_outer_checkout_ignores_is_still_sent(tmp_path: Path) -> None:
     outer = fill(tmp_path / "outer", "x.py", "mine/train.py", "mine/big.bin")
     git(outer, "init")
     (outer / ".gitignore").write_text("mine/\n")
     (outer / "mine" / ".gitignore").write_text("*.bin\n")
     assert packed(outer / "mine", tmp_path / "out") == [".gitignore", "train.py"]
+
+
+@pytest.mark.parametrize("checkout", [False, pytest.param(True, marks=NEEDS_GIT)])
+def test_a_drumlineignore_excludes_files_and_can_include_defaults(
+    tmp_path: Path, checkout: bool
+) -> None:
+    names = ("train.py", "data/a.npz", "data/keep.csv", "lib/data/b.npz", "lib/x.py", "lib/y.tmp")
+    folder = fill(tmp_path / "code", *names, "venv/bin/pip", "lib/node_modules/x.js", "a/.tox/x")
+    (folder / ".drumlineignore").write_text("/data/*\n!data/keep.csv\n!node_modules/\n")
+    (folder / "lib" / ".drumlineignore").write_text("*.tmp\n")
+    if checkout:
+        git(folder, "init")
+        git(folder, "add", "--all")
+    assert packed(folder, tmp_path / "out") == [
+        ".drumlineignore", "data/keep.csv", "lib/.drumlineignore", "lib/data/b.npz",
+        "lib/node_modules/x.js", "lib/x.py", "train.py",
+    ]  # fmt: skip
+
+
+def test_the_largest_files_are_named(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "code", "train.py", "a/small.bin", "b.bin", "c.bin", "d.bin", "e.bin")
+    for megabytes, name in enumerate(("a/small.bin", "b.bin", "c.bin", "d.bin", "e.bin")):
+        (folder / name).write_bytes(b"x" * (megabytes * 1_000_000))
+    largest = (("e.bin", 4_000_000), ("d.bin", 3_000_000), ("c.bin", 2_000_000))
+    assert measure(folder).largest == largest
+    assert pack(folder, tmp_path / "out").largest == largest
+
+
+@NEEDS_GIT
+@pytest.mark.parametrize("cause", ["another owner", "damaged", "hook of another checkout"])
+def test_what_a_checkout_ignores_is_not_sent_although_git_cannot_list_it(
+    cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("team/code/train.py", "team/code/notes.txt", "team/code/dump.sql", "team/code/x.log")
+    top = fill(tmp_path / "top", *names)
+    other = fill(tmp_path / "other", "y.py")
+    for folder in (top, other):
+        git(folder, "init")
+    (top / ".gitignore").write_text("notes.txt\n")
+    (top / "team" / ".gitignore").write_text("code/*.sql\n")
+    (top / ".git" / "info" / "exclude").write_text("*.log\n")
+    if cause == "another owner":
+        monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    elif cause == "damaged":
+        (top / ".git" / "HEAD").unlink()
+    else:
+        monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    assert packed(top / "team" / "code", tmp_path / "out") == ["train.py"]
+
+
+@NEEDS_GIT
+def test_a_folder_that_a_checkout_ignores_is_sent_although_git_cannot_list_it(
+    tmp_path: Path,
+) -> None:
+    outer = fill(tmp_path / "outer", "scratch/mine/train.py", "scratch/mine/x.log")
+    git(outer, "init")
+    (outer / ".git" / "HEAD").unlink()
+    (outer / ".gitignore").write_text("/scratch/\n*.log\n")
+    assert packed(outer / "scratch" / "mine", tmp_path / "out") == ["train.py", "x.log"]
 
 
 IGNORED = r"""

@@ -10,6 +10,7 @@ import pytest
 from drumline.hosts.code import pack
 from drumline.hosts.log_segments import MIN_LIMIT, segments
 from drumline.hosts.session import HostPhase, HostReport, Step
+from drumline.observed import ContactFailure
 from tests.hosts.on_hosts import on_hosts, reach, running, work
 
 from .stand_in import Slice, program, until
@@ -350,7 +351,12 @@ def test_the_session_waits_for_a_host_that_boots(tmp_path: Path) -> None:
         session.start()
         await until(lambda: session.reports()[0].detail == "connection refused", "it says so")
         assert session.reports()[0] == HostReport(
-            0, HostPhase.CONNECTING, None, "connection refused", rank=0
+            0,
+            HostPhase.CONNECTING,
+            None,
+            "connection refused",
+            rank=0,
+            contact=ContactFailure.REFUSED,
         )
         await slice_.hosts[0].start()
         await reach(session, HostPhase.EXITED)

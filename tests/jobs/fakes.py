@@ -102,6 +102,7 @@ class FakeCloud:
         """The error of every lookup by name."""
         self.buckets: dict[str, str] = {}
         self._clock = clock
+        self.asked: list[PlacementRequest] = []
         self.requested: dict[str, ListedRequest] = {}
         self.held: dict[str, ListedNode] = {}
 
@@ -149,6 +150,7 @@ class FakeCloud:
 
     async def ask(self, request: PlacementRequest) -> None:
         self._called("ask", request.name)
+        self.asked.append(request)
         await asyncio.sleep(self.slow)
         if self.refusal:
             raise self.refusal
@@ -175,6 +177,9 @@ class FakeCloud:
         del placement
         return []
 
+    async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
+        return [f"instance-{index}" for index in range(len(placement.endpoints))]
+
     async def bucket_location(self, bucket: str) -> str | None:
         self._called("bucket", bucket)
         return self.buckets.get(bucket)
@@ -190,6 +195,7 @@ class FakeSession:
 
     def __init__(self, program: Program, addresses: list[Address], **means: Any) -> None:
         self.program = program
+        self.addresses = addresses
         self.changed = asyncio.Event()
         self._clock: Callable[[], float] = means["clock"]
         self._cut_since: float | None = None
@@ -222,10 +228,10 @@ class FakeSession:
         self._cut_since = None if there else self._clock()
         self.changed.set()
 
-    def ends(self, code: int, error: str = "") -> None:
+    def ends(self, code: int, error: str = "", **facts: Any) -> None:
         now = self._clock()
         self._hosts = [
-            replace(r, phase=HostPhase.EXITED, exit_code=code, error=error, error_at=now)
+            replace(r, phase=HostPhase.EXITED, exit_code=code, error=error, error_at=now, **facts)
             for r in self._hosts
         ]
         self.changed.set()

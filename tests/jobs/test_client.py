@@ -175,7 +175,7 @@ def test_a_server_that_never_listens_is_given_up(
 ) -> None:
     monkeypatch.setattr(connection_module, "START_SECONDS", 0.2)
     monkeypatch.setenv("DRUMLINE_TEST_SLOW", "30")
-    with pytest.raises(NoServer, match="no server listens after"):
+    with pytest.raises(NoServer, match="no server is listening after"):
         Client(home).list()
 
 

@@ -150,7 +150,7 @@ INVALID = [
     (
         TINY_LM,
         {**batch_for(TINY_LM, 8), "targets": np.zeros((8, 9), np.int32)},
-        "LM: targets are (8, 9), but tokens of (8, 9) predict (8, 8)",
+        "LM: targets have shape (8, 9), but tokens of shape (8, 9) predict targets of shape (8, 8)",
     ),
 ]
 

@@ -86,8 +86,8 @@ UNKNOWN_REMAT: dict[str, Any] = {"remat": "dotz"}
         ),
         (
             lambda: replace(LITTLE_LM, experts=4, layout={"batch": "data", "experts": "expert"}),
-            "LM: layout shards experts over 'expert', but neither batch nor sequence; tokens "
-            "are sent to their experts along an axis that shards them, so name it for one of these",
+            "LM: layout shards experts over 'expert', which shards neither batch nor sequence; "
+            "tokens are sent to their experts along this axis, so shard one of the two over it",
         ),
         (
             lambda: replace(

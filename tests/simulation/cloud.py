@@ -284,6 +284,10 @@ class SimulatedCloud:
         await self._call("list")
         return [None] * len(placement.endpoints)
 
+    async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
+        """None is published."""
+        return [None] * len(placement.endpoints)
+
     async def bucket_location(self, bucket: str) -> str | None:
         """Everywhere."""
         del bucket

@@ -103,7 +103,7 @@ class Invariants:
         row = service.store._db.execute("SELECT released FROM slices WHERE name = ?", (name,))
         self._asks.append(self._environment.now())
         if row.fetchone() is None:
-            self._environment.fail(f"{name} was asked for and stands nowhere")
+            self._environment.fail(f"{name} was requested but is in no record")
 
     def _program_starts(self, job: str, attempt: int, host: str) -> None:
         environment, job_id = self._environment, job.partition("@")[0]

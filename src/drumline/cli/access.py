@@ -296,7 +296,15 @@ def _ssh_options(login: "Mapping[str, Any]") -> list[str]:
         *("-o", f"UserKnownHostsFile={_quote_option(str(login['known_hosts']))}"),
         *("-o", "StrictHostKeyChecking=yes"),
         *("-o", "IdentitiesOnly=yes"),
+        *_proxy_options(login.get("proxy_command") or ()),
     ]
+
+
+def _proxy_options(command: "Sequence[str]") -> list[str]:
+    """Return the option of ssh for a proxy command, whose escapes are already replaced."""
+    import shlex
+
+    return ["-o", f"ProxyCommand={shlex.join(command).replace('%', '%%')}"] if command else []
 
 
 def _remote_path(path: str, folder: str) -> str:

@@ -43,6 +43,8 @@ _STEPS = {"slice": "slice", "code": "code", "setup": "setup", "burnin": "burn-in
 _ERROR_MARKS = {
     "preempted": "!",
     "badhost": "!",
+    "unreachable": "!",
+    "unclear": "!",
     "refused": "!",
     "parked": "!",
     "stuck": "!",

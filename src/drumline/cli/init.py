@@ -51,7 +51,7 @@ def init(
 
     path = home_folder() / "config.yaml"
     before = _read(path)
-    settings = {"cloud": "emulator"} if local else _google(project, zones, quota, before)
+    settings = {"cloud": "emulator"} if local else _google_settings(project, zones, quota, before)
     replaced = {} if local else before
     after = {key: value for key, value in before.items() if key not in _KEYS} | settings
     changed = {key for key in _KEYS if key in replaced and replaced[key] != after.get(key)}
@@ -72,7 +72,7 @@ def init(
 _KEYS = ("cloud", "project", "zones", "quota")
 
 
-def _google(
+def _google_settings(
     project: str | None, zones: str | None, quota: "Sequence[str] | None", before: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the settings for Google Cloud, from options, answers and the previous settings."""

@@ -71,12 +71,12 @@ def create(
         echo_json(job)
         return
     from drumline.cli.follow import opening_line
-    from drumline.hosts.packing.rules import left_out_line
+    from drumline.hosts.packing.rules import packing_notes
 
     job_id = job["id"]
     typer.echo(opening_line(job))
-    if omitted := left_out_line(job):
-        typer.echo(f"  · {sanitize(omitted)}")
+    for note in packing_notes(job):
+        typer.echo(f"  · {sanitize(note)}")
     for warning in job.get("warnings") or ():
         typer.echo(f"  ! {sanitize(warning)}")
     typer.echo(runnable(f"  next: drumline follow {job_id} · drumline show {job_id}"))
@@ -381,12 +381,11 @@ def _run(client: "Client", task: _Task, ids: list[str]) -> None:
             failed = True
         else:
             if not task.as_json:
-                from drumline.hosts.packing.rules import left_out_line
+                from drumline.hosts.packing.rules import packing_notes
 
                 changed = _change_lines(answers[-1].get("changes") or ())
-                omitted = left_out_line(answers[-1])
-                lines = [sanitize(answers[-1]["text"]), *changed]
-                echo_lines([*lines, f"  {sanitize(omitted)}"] if omitted else lines)
+                notes = [f"  {sanitize(note)}" for note in packing_notes(answers[-1])]
+                echo_lines([sanitize(answers[-1]["text"]), *changed, *notes])
     if task.as_json:
         echo_json(answers)
     if failed:

@@ -6,12 +6,40 @@ protocol. The only implementation is `google.tpu_api.TpuApi`, for Google and for
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from drumline.errors import CloudError
 from drumline.observed import ListedPlacement, Refusal
 
-__all__ = ["Cloud", "CloudError", "PlacementRequest"]
+__all__ = ["Cloud", "CloudError", "DataDisk", "PlacementRequest", "SliceOptions"]
+
+
+@dataclass(frozen=True)
+class DataDisk:
+    """A disk that is attached to every host of a slice."""
+
+    source: str
+    """The name of the disk, or `projects/P/zones/Z/disks/NAME`."""
+    mode: Literal["read-only", "read-write"]
+
+
+@dataclass(frozen=True)
+class SliceOptions:
+    """The network, account, reservation and disks of a slice. The default leaves them to Google."""
+
+    network: str | None = None
+    subnetwork: str | None = None
+    external_ip: bool = True
+    """False if the hosts get internal addresses only."""
+    tags: tuple[str, ...] = ()
+    """The network tags of the hosts, which firewall rules refer to."""
+    service_account: str | None = None
+    """The e-mail address of the account of the hosts."""
+    scopes: tuple[str, ...] = ()
+    """The URLs of the scopes of that account."""
+    reservation: str | None = None
+    """The reservation of the `reserved` tier: its name, or its path. None is any of the project."""
+    data_disks: tuple[DataDisk, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -29,6 +57,7 @@ class PlacementRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
     """The metadata of the hosts. Its `ssh-keys` may log in."""
     slices: int = 1
+    options: SliceOptions = SliceOptions()
 
 
 class Cloud(Protocol):
@@ -54,6 +83,9 @@ class Cloud(Protocol):
 
         The list is empty if the number of hosts is unknown.
         """
+
+    async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
+        """Return the name of the instance of each host, slice by slice; None if not published."""
 
     async def bucket_location(self, bucket: str) -> str | None:
         """Return the location of a bucket, such as `US-CENTRAL2`, or None if it is not readable."""

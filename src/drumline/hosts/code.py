@@ -1,23 +1,26 @@
 """The code of a job as one archive, named by its content.
 
-The same files always give the same bytes, so an archive is sent to each host only once. Files that
-.gitignore excludes, secrets, and folders that are not code are left out (see packing/). The archive
-may contain the Drumline package too (bundled_package.py), in a folder without files of the user.
+The name is a hash of names, modes and contents, so the same code is sent to each host only once,
+whatever the times of its files. Files that .gitignore excludes, secrets, and folders that are not
+code are left out (see packing/). The archive may contain the Drumline package too
+(bundled_package.py), in a folder without files of the user.
 """
 
+import copy
 import gzip
 import hashlib
 import os
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from io import BytesIO
+from io import BytesIO, RawIOBase
 from pathlib import Path
 from typing import IO
 
 from drumline.hosts.packing.listing import PACKAGE_FOLDER
-from drumline.hosts.packing.rules import CodeError, LeftOut, PackingRules
+from drumline.hosts.packing.rules import CodeError, LeftOut, PackingRules, archive_time
 from drumline.hosts.packing.selection import Selection
 
 __all__ = ["Archive", "CodeError", "PackedSize", "measure", "pack"]
@@ -28,6 +31,9 @@ MAX_BYTES = 512 * 10**6
 """The size limit. The code is sent to every host of every slice; data belongs in a bucket."""
 MAX_BYTES_IN_MEMORY = 8 << 20
 """The size up to which a file is packed from memory; a larger file is copied to disk first."""
+LARGE_BYTES = 10**6
+"""The size from which a file can be among the largest files that `create` lists."""
+MAX_LARGEST = 3
 _DEFAULT_RULES = PackingRules()
 
 
@@ -42,15 +48,18 @@ class Archive:
     """The size of the files before packing; like `files`, without Drumline's own package."""
     left_out: tuple[LeftOut, ...] = ()
     """The files and folders that are not sent."""
+    largest: tuple[tuple[str, int], ...] = ()
+    """The paths and sizes of the largest files."""
 
 
 @dataclass(frozen=True)
 class PackedSize:
-    """The files that `pack` would send: their number, their size, and those left out."""
+    """The files that `pack` would send: number, size, those left out, and the largest ones."""
 
     files: int
     bytes: int
     left_out: tuple[LeftOut, ...]
+    largest: tuple[tuple[str, int], ...]
 
 
 def pack(
@@ -62,22 +71,24 @@ def pack(
 ) -> Archive:
     """Pack a folder, and an installed package, to `into`/<sha256>.tar.gz. Raises CodeError."""
     selection = Selection(folder, rules, max_bytes) if folder else None
-    files = total = 0
+    sizes: dict[str, int] = {}
     with ArchiveWriter(into) as writer:
         for file in selection.files(writer.new_content) if selection else ():
-            files += 1
-            total += file.entry.size
-            writer.tar.addfile(file.entry, file.content)
+            sizes[file.entry.name] = file.entry.size
+            writer.add(file.entry, file.content)
         for name in _package_files(package) if package else ():
             assert package is not None
             path = package.parent / name
             data = path.read_bytes()
             entry = tarfile.TarInfo(f"{PACKAGE_FOLDER}/{name}")
             entry.size = len(data)
-            entry.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
-            writer.tar.addfile(entry, BytesIO(data))
+            status = path.stat()
+            entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
+            entry.mtime = archive_time(status)
+            writer.add(entry, BytesIO(data))
         path, sha = writer.finish()
-    return Archive(path, sha, files, total, selection.left_out if selection else ())
+    left_out = selection.left_out if selection else ()
+    return Archive(path, sha, len(sizes), sum(sizes.values()), left_out, _largest(sizes))
 
 
 def measure(
@@ -85,8 +96,14 @@ def measure(
 ) -> PackedSize:
     """Return the size of the archive that `pack` would write. Raises CodeError."""
     selection = Selection(folder, rules, max_bytes)
-    sizes = [file.entry.size for file in selection.files()]
-    return PackedSize(len(sizes), sum(sizes), selection.left_out)
+    sizes = {file.entry.name: file.entry.size for file in selection.files()}
+    return PackedSize(len(sizes), sum(sizes.values()), selection.left_out, _largest(sizes))
+
+
+def _largest(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Return the largest of the files that are worth a mention."""
+    large = [(name, size) for name, size in sizes.items() if size >= LARGE_BYTES]
+    return tuple(sorted(large, key=lambda item: -item[1])[:MAX_LARGEST])
 
 
 class ArchiveWriter:
@@ -109,9 +126,10 @@ class ArchiveWriter:
         zipped = self._closing.enter_context(
             gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0)
         )
-        self.tar = self._closing.enter_context(
+        self._tar = self._closing.enter_context(
             tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT)
         )
+        self._hash = hashlib.sha256()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -122,14 +140,32 @@ class ArchiveWriter:
         """Return a file for one entry: in memory, or beside the draft if it is large."""
         return tempfile.SpooledTemporaryFile(max_size=MAX_BYTES_IN_MEMORY, dir=str(self._drafts))
 
+    def add(self, entry: tarfile.TarInfo, content: IO[bytes] | None) -> None:
+        """Add an entry. The hash does not include its time."""
+        timeless = copy.copy(entry)
+        timeless.mtime = 0
+        self._hash.update(timeless.tobuf())
+        self._tar.addfile(entry, _HashedReader(content, self._hash) if content else None)
+
     def finish(self) -> tuple[Path, str]:
         """Complete the archive. Return its path and its hash, which is its name."""
         self._closing.close()
-        with self._draft.open("rb") as file:
-            sha = hashlib.file_digest(file, "sha256").hexdigest()
+        sha = self._hash.hexdigest()
         final = self._into / f"{sha}.tar.gz"
         self._draft.replace(final)
         return final, sha
+
+
+class _HashedReader(RawIOBase):
+    """Reads a file and adds what it reads to a hash."""
+
+    def __init__(self, file: IO[bytes], digest: "hashlib._Hash") -> None:
+        self._file, self._digest = file, digest
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._digest.update(data)
+        return data
 
 
 def _package_files(package: Path) -> list[str]:

@@ -6,16 +6,22 @@ host must show the key that the cloud published or, if none is published, the fi
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import errno
+import ipaddress
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from signal import Signals
-from typing import Self
+from signal import SIGKILL, Signals
+from typing import IO, Self
 
 import asyncssh
 
 from drumline.errors import HostError
 from drumline.files import write_atomically
 from drumline.hosts.values import Address, CompletedCommand, Output, Stream, Timing
+from drumline.observed import ContactFailure
 
 USER = "drumline"
 
@@ -24,8 +30,16 @@ class ConnectionLost(HostError):
     """The connection ended before the command, whose exit code is unknown."""
 
 
+class ProxyFailed(HostError):
+    """The proxy command ended without a connection. The text has the last line of its errors."""
+
+
 class HostKeyChanged(HostError):
     """The host shows another key than before, or than the cloud published."""
+
+
+class UnusableFileError(HostError):
+    """A file on this machine that a connection needs is missing or cannot be read."""
 
 
 class KnownHosts:
@@ -101,26 +115,82 @@ class _HostKeyCheck(asyncssh.SSHClient):
         return not self.rejected
 
 
+class _Proxy:
+    """A running proxy command, with a socket as its input and output.
+
+    asyncssh can run one too, but takes its errors for data of the host.
+    """
+
+    def __init__(self, program: str, process: asyncio.subprocess.Process, errors: IO[bytes]):
+        self._program = program
+        self._process = process
+        self._errors = errors
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> tuple[Self, socket.socket]:
+        """Start the command. Return it with the socket to speak SSH over. Raises ProxyFailed."""
+        local, remote = socket.socketpair()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  closed by `stop`
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=remote.fileno(),
+                stdout=remote.fileno(),
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            local.close()
+            errors.close()
+            reason = (error.strerror or str(error)).lower()
+            raise ProxyFailed(f"the proxy command {command[0]} cannot run: {reason}") from error
+        finally:
+            remote.close()
+        return cls(command[0], process, errors), local
+
+    def error(self) -> str:
+        """Return the last line that the command wrote to stderr; empty if there is none."""
+        self._errors.seek(0)
+        text = self._errors.read(1 << 16).decode("utf-8", "replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return f"the proxy command {self._program} failed: {lines[-1][:300]}" if lines else ""
+
+    def stop(self) -> None:
+        """Kill the command and the processes that it started."""
+        self._errors.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, SIGKILL)
+
+
 class Connection:
     """An open connection, which may run any number of commands at the same time."""
 
-    def __init__(self, ssh: asyncssh.SSHClientConnection) -> None:
-        """`ssh` is an established connection."""
+    def __init__(self, ssh: asyncssh.SSHClientConnection, proxy: _Proxy | None = None) -> None:
+        """`ssh` is an established connection, over a proxy if there is one."""
         self._ssh = ssh
+        self._proxy = proxy
 
     @classmethod
     async def open(
         cls, address: Address, key: Path, known_hosts: KnownHosts, timing: Timing
     ) -> Self:
-        """Connect to a host. Raises HostKeyChanged, OSError or asyncssh.Error."""
+        """Connect to a host.
+
+        Raises HostKeyChanged, ProxyFailed, UnusableFileError, OSError or asyncssh.Error.
+        """
         check = _HostKeyCheck(address, known_hosts)
+        private_key = _read_key(key)
+        ssh, proxy, sock = None, None, None
+        if address.proxy_command:
+            proxy, sock = await _Proxy.start(address.proxy_command)
         try:
             ssh, _ = await asyncssh.create_connection(
                 lambda: check,
                 address.ssh_ip,
                 address.ssh_port,
+                sock=sock,
                 username=USER,
-                client_keys=[str(key)],
+                client_keys=[private_key],
                 known_hosts=([], [], []),
                 server_host_key_algs=_key_algorithms(known_hosts.expected_key(address)),
                 x509_trusted_certs=None,
@@ -142,8 +212,15 @@ class Connection:
                     f"replaced, remove its line from {known_hosts.file}"
                 ) from error
             raise
+        except (OSError, asyncssh.ConnectionLost) as error:
+            if proxy is not None and (message := proxy.error()):
+                raise ProxyFailed(message) from error
+            raise
+        finally:
+            if proxy is not None and ssh is None:
+                proxy.stop()
         known_hosts.pin(address, check.key)
-        return cls(ssh)
+        return cls(ssh, proxy)
 
     async def run(
         self, command: str, input_bytes: bytes = b"", input_file: Path | None = None
@@ -217,10 +294,14 @@ class Connection:
         self._ssh.close()
         with contextlib.suppress(asyncssh.Error, OSError):
             await self._ssh.wait_closed()
+        if self._proxy is not None:
+            self._proxy.stop()
 
     def abort(self) -> None:
         """Close the connection at once, without a disconnect message."""
         self._ssh.abort()
+        if self._proxy is not None:
+            self._proxy.stop()
 
 
 def _exit_code(status: int | None, signal: tuple[str, bool, str, str] | None) -> int:
@@ -235,6 +316,72 @@ def _exit_code(status: int | None, signal: tuple[str, bool, str, str] | None) ->
 
 def _decode(output: object) -> str:
     return output.decode("utf-8", "replace") if isinstance(output, bytes) else str(output or "")
+
+
+def _read_key(path: Path) -> asyncssh.SSHKey:
+    try:
+        return asyncssh.read_private_key(path)
+    except FileNotFoundError as error:
+        raise UnusableFileError(
+            f"the SSH key {path} is missing on this machine; hosts of existing slices accept no "
+            "other key, so restore it from a backup, or delete the jobs on these slices"
+        ) from error
+    except (PermissionError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+        raise UnusableFileError(f"the SSH key {path} cannot be read: {error}") from error
+
+
+def check_archive(path: Path) -> None:
+    """Raise UnusableFileError if the archive of the code cannot be read."""
+    try:
+        path.open("rb").close()
+    except (FileNotFoundError, PermissionError) as error:
+        raise UnusableFileError(
+            f"the archive of the code {path} cannot be read on this machine "
+            f"({(error.strerror or '').lower()}); drumline resume packs it again"
+        ) from error
+
+
+# Failures ----------------------------------------------------------------------------------------
+
+_NO_ROUTE = frozenset(
+    {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
+)
+_CLOSED = frozenset({errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
+
+
+def contact_failure(error: BaseException, address: Address) -> ContactFailure:
+    """Return the kind of an error of a connection, or of the attempt to open one."""
+    match error:
+        case UnusableFileError():
+            return ContactFailure.MISSING_FILE
+        case HostKeyChanged():
+            return ContactFailure.HOST_KEY
+        case ProxyFailed():
+            return ContactFailure.PROXY
+        case asyncssh.PermissionDenied():
+            return ContactFailure.KEY_REFUSED
+        case ConnectionRefusedError():
+            return ContactFailure.REFUSED
+        case TimeoutError() | asyncssh.ConnectionLost() if address.proxy_command:
+            return ContactFailure.PROXY
+        case TimeoutError():
+            return _without_answer(address, ContactFailure.TIMEOUT)
+        case OSError(errno=number) if number in _NO_ROUTE:
+            return _without_answer(address, ContactFailure.UNREACHABLE)
+        case OSError(errno=number) if number is not None and number not in _CLOSED:
+            # Too many open files, or a full disk.
+            return ContactFailure.LOCAL
+    return ContactFailure.CLOSED
+
+
+def _without_answer(address: Address, failure: ContactFailure) -> ContactFailure:
+    """Return NO_ADDRESS for a host that has only an internal address, else the failure."""
+    try:
+        ip = ipaddress.ip_address(address.ssh_ip)
+    except ValueError:
+        return failure
+    internal = address.ssh_ip == address.internal_ip and ip.is_private and not ip.is_loopback
+    return ContactFailure.NO_ADDRESS if internal else failure
 
 
 def describe_connection_error(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Runs the program of an attempt on one host: connect, prepare, start when all are ready, watch.
+"""Run the program of an attempt on one host: connect, prepare, start with the others, watch.
 
 The agent records what was done on its host, so every action is idempotent. After a lost connection
 or in a new server, the runner repeats all actions from the start, and most of them have no effect.
@@ -7,6 +7,7 @@ or in a new server, the runner repeats all actions from the start, and most of t
 import asyncio
 import base64
 import contextlib
+import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,10 @@ from drumline.hosts.connection import (
     ConnectionLost,
     HostKeyChanged,
     KnownHosts,
+    ProxyFailed,
+    UnusableFileError,
+    check_archive,
+    contact_failure,
     describe_connection_error,
 )
 from drumline.hosts.host_files import burn_in_command
@@ -38,9 +43,11 @@ from drumline.hosts.values import (
     program_message,
     work_folder,
 )
-from drumline.observed import HostPhase, HostReport
+from drumline.observed import ContactFailure, HostPhase, HostReport
 
-CONNECTION_ERRORS = (OSError, asyncssh.Error, ConnectionLost, HostKeyChanged)
+CONNECTION_ERRORS = (
+    OSError, asyncssh.Error, ConnectionLost, HostKeyChanged, ProxyFailed, UnusableFileError,
+)  # fmt: skip
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
 MAX_NAME_LENGTH, MAX_NAMES = 200, 10
@@ -50,7 +57,7 @@ MAX_AGENT_ERRORS = 3
 
 
 class Gate(Protocol):
-    """Lets the hosts of a slice start together, and records on which hosts the program started."""
+    """The barrier where the hosts of a slice wait to start together, and its record of starts."""
 
     @property
     def stopped(self) -> bool:
@@ -66,7 +73,7 @@ class Gate(Protocol):
 
     @property
     def may_have_started(self) -> bool:
-        """True if the program may run on some host. Then it must start on the others too."""
+        """True if the program may run on some host. The other hosts must start it then too."""
 
     def mark_ready(self, host: int) -> None:
         """Mark a host ready to start the program."""
@@ -116,7 +123,7 @@ class RunnerResources:
 
 
 class HostRunner:
-    """Prepares one host, starts the program there and follows it to its end."""
+    """The runner of one host: prepares it, starts the program and follows it to its end."""
 
     def __init__(
         self,
@@ -125,7 +132,7 @@ class HostRunner:
         gate: Gate,
         resources: RunnerResources,
     ) -> None:
-        """Open no connection yet: `run_forever` does."""
+        """Store the arguments. `run_forever` opens the connection."""
         self.program = program
         self.assignment = assignment
         self._gate = gate
@@ -142,7 +149,7 @@ class HostRunner:
         self._agent: RemoteAgent | None = None
         self._connected = asyncio.Event()
         self._reconnect_delay = resources.timing.reconnect_first
-        """Seconds until the next connection; doubled until a connection delivers a line."""
+        """Seconds before the next connection. They double until a connection delivers a line."""
         self._log_tail = b""
         self._status_received = False
         """True if the agent has reported the program's status on this connection."""
@@ -151,14 +158,15 @@ class HostRunner:
         self._heard_at: float | None = None
         self._status_at: float | None = None
         self._complete_report: HostReport | None = None
-        """The report with these lines and times; None until it is needed."""
+        """`_report` with the last lines and the two times; None until it is needed."""
         self._final_detail = ""
-        """The detail of a final report, which is shown again after a lost connection."""
+        """The detail of the final report, which `_advance` restores after a lost connection."""
 
     async def run_forever(self) -> None:
         """Connect, continue from the state of the host, and reconnect, until cancelled."""
         timing, agent_errors = self._resources.timing, 0
         while True:
+            connected = False
             try:
                 connection = await Connection.open(
                     self.assignment.address,
@@ -166,6 +174,8 @@ class HostRunner:
                     self._resources.known_hosts,
                     timing,
                 )
+                connected = True
+                self._update_report(contact=None)
                 try:
                     await self._use_connection(RemoteAgent(connection, self._on_answer))
                 finally:
@@ -174,7 +184,12 @@ class HostRunner:
                     self._gate.mark_unreachable(self.assignment.index)
                     connection.abort()
             except CONNECTION_ERRORS as error:
-                self._update_report(detail=describe_connection_error(error))
+                contact = contact_failure(error, self.assignment.address)
+                on_this_side = contact in {ContactFailure.LOCAL, ContactFailure.MISSING_FILE}
+                self._update_report(
+                    detail=describe_connection_error(error),
+                    contact=contact if on_this_side or not connected else None,
+                )
             except Exception as error:
                 # After any other error this host is retried, and the other hosts continue.
                 agent_errors += 1
@@ -188,12 +203,12 @@ class HostRunner:
             self._reconnect_delay = min(self._reconnect_delay * 2, timing.reconnect_most)
 
     async def _use_connection(self, agent: RemoteAgent) -> None:
-        """Continue the attempt over one connection, until it ends or the agent fails."""
+        """Continue the attempt until this connection ends or the agent fails."""
         await agent.install()
         status = await agent.ask(AttemptStatus, wire.STATUS, self._folder)
         if status.state == "none" and not self._was_started():
             self._begin_log(status.log_size or 0)
-        # `_watch` applies an exit, after the whole log.
+        # `_watch` applies the status `exited`, after it has received the whole log.
         self._status_received = status.state != "exited"
         if status.state == "lost" or (status.state == "none" and self._was_started()):
             self._apply_status(status)
@@ -283,7 +298,12 @@ class HostRunner:
         if archive is None or sha is None:
             return
         self._update_report(detail="code")
-        await agent.ask(wire.ReceiveResult, wire.RECEIVE, sha, input_file=archive)
+        check_archive(archive)
+        with archive.open("rb") as file:
+            bytes_sha = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
+        await agent.ask(
+            wire.ReceiveResult, wire.RECEIVE, sha, bytes_sha.hexdigest(), input_file=archive
+        )
         result = await agent.ask(wire.PrepareResult, wire.UNPACK, sha, work_folder(self.program))
         if not result.have_code:
             raise AgentError("the code could not be unpacked")
@@ -352,12 +372,12 @@ class HostRunner:
         return self._gate.was_started(self.assignment.index)
 
     def _begin_log(self, size_on_host: int) -> None:
-        """Begin a new log if the host was replaced before its start, and keep the old one."""
+        """Begin a new log if the host was replaced before the program started. Keep the old log."""
         if received_size(self._resources.log) > size_on_host:
             rename_log(self._resources.log)
 
     def _apply_unless_exited(self, status: AttemptStatus) -> None:
-        """Apply a status. `_watch` applies an exit instead, after the whole log."""
+        """Apply a status other than `exited`, which `_watch` applies after the whole log."""
         if status.state != "exited":
             self._apply_status(status)
 
@@ -390,11 +410,11 @@ class HostRunner:
         elif status.state == "lost" or self._was_started():
             self._update_report(
                 phase=HostPhase.MISSING,
-                detail="the host answers but no longer knows the program: it was restarted",
+                detail="the host was restarted: it answers, but has no record of the program",
             )
         elif status.stopped:
             self._update_report(
-                phase=HostPhase.EXITED, detail="stopped before it ran", exit_code=-15
+                phase=HostPhase.EXITED, detail="stopped before the program ran", exit_code=-15
             )
 
     def _on_answer(self) -> None:
@@ -457,7 +477,7 @@ def _program_fields(status: AttemptStatus) -> dict[str, Any]:
 
 
 def _burn_in_fields(burn_in: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of the report for a burn-in. A host runs user code, so check each value."""
+    """Return the report fields of a burn-in. The host runs user code, so check each value."""
     seconds = burn_in.get("seconds")
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     verdict = burn_in.get("verdict")

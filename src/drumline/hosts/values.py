@@ -19,6 +19,8 @@ class Address:
     """The address for the other hosts of the slice."""
     host_key: str | None = None
     """The key `ssh-ed25519 AAAA…` if the cloud publishes it. None pins the first key shown."""
+    proxy_command: tuple[str, ...] = ()
+    """The program and arguments to connect through; empty to connect directly."""
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ def _check_kinds(kinds: str | Iterable[str]) -> list[str]:
     valid = sorted(set(COLLECTIVE_KINDS.values()))
     for name in names:
         if name not in valid:
-            raise UserError(f"{name!r} is no kind of collective; there are {', '.join(valid)}")
+            raise UserError(f"{name!r} is not a kind of collective; there are {', '.join(valid)}")
     return names
 
 
@@ -260,7 +260,7 @@ def _parse_limit(subject: str, limit: Limit) -> int | None:
         return parse_bytes(limit)
     except ValueError:
         raise UserError(
-            f"{subject}: {limit!r} is no size; write it as '8 MiB' or in bytes"
+            f"{subject}: {limit!r} is not a size; write it as '8 MiB' or in bytes"
         ) from None
 
 

@@ -146,7 +146,7 @@ def compare(
     if isinstance(on, str):
         on = [on]
     if tier not in TIERS:
-        raise UnknownName(f"{tier!r} is no tier of prices; there are {', '.join(TIERS)}")
+        raise UnknownName(f"{tier!r} is not a tier of prices; there are {', '.join(TIERS)}")
     by_name = _variants_by_name(variants)
     machines = [parse_machine(name) for name in on]
     if not by_name or not machines:

@@ -237,7 +237,7 @@ class Client:
                     running.discard(frame["host"])
                 yield frame
         except ServerDisconnected as error:
-            raise Refused(f"{error}; this also ends the command") from error
+            raise Refused(f"{error}; this also stopped the command") from error
         if running is None or running:
             raise Refused("the server exited before the end of the command")
 

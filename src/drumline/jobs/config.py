@@ -15,6 +15,7 @@ from drumline.chips import LOCAL_ZONES, UnknownName
 from drumline.hosts.values import Timing
 from drumline.jobs.billing import Grant, parse_grant
 from drumline.jobs.core.state import Timeouts
+from drumline.jobs.slice_settings import SliceSettings
 
 
 class ConfigError(Exception):
@@ -46,6 +47,14 @@ class _File(BaseModel):
     """The size of each job's logs on this machine: their beginnings and newest ends."""
     idle_minutes: float = Field(default=30.0, gt=0)
     """Minutes without a job, a slice or a call after which the server exits."""
+    network: Any = None
+    """This and the following keys are defaults for the keys of the same name in job files."""
+    subnetwork: Any = None
+    external_ip: Any = None
+    tags: Any = None
+    service_account: Any = None
+    labels: Any = None
+    ssh: Any = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,8 @@ class Config:
     """Idle seconds after which the server exits."""
     health_source: str | None
     """The source of the health of hosts beside Drumline's own tests; None is none."""
+    slice_settings: SliceSettings
+    """The settings of slices for all jobs, which a job file may replace."""
     log_bytes: int
     """The most bytes of a job's logs, of all hosts and attempts together."""
 
@@ -154,6 +165,7 @@ def read(home: Path) -> Config:
         zone_backoff_scale=0.05 if fast else 1.0,
         idle_seconds=file.idle_minutes * 60,
         health_source=file.witness,
+        slice_settings=_slice_settings(path, file),
         log_bytes=round(file.log_megabytes * 1e6),
     )
 
@@ -169,3 +181,28 @@ def _grants(path: Path, sentences: list[str]) -> tuple[Grant, ...]:
         return tuple(parse_grant(sentence) for sentence in sentences)
     except (ValueError, UnknownName) as error:
         raise ConfigError(f"{path}: quota: {error}") from None
+
+
+def _slice_settings(path: Path, file: _File) -> SliceSettings:
+    """Return the settings of slices, by the rules of the job file."""
+    written = {key: value for key in _SLICE_KEYS if (value := getattr(file, key)) is not None}
+    if not written:
+        return SliceSettings()
+    # Imported only if needed, because building the schema of job files takes a while.
+    from drumline.jobs.spec import SpecError, slice_settings
+
+    try:
+        return slice_settings(written, source=str(path))
+    except SpecError as error:
+        raise ConfigError(str(error)) from None
+
+
+_SLICE_KEYS = (
+    "network",
+    "subnetwork",
+    "external_ip",
+    "tags",
+    "service_account",
+    "labels",
+    "ssh",
+)

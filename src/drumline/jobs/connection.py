@@ -409,7 +409,7 @@ class ServerConnection:
                         raise NoServer(f"the server failed to start ({self.log}): {reason}")
                     if time.monotonic() > deadline:
                         raise NoServer(
-                            f"no server listens after {START_SECONDS:.0f} s; see {self.log}"
+                            f"no server is listening after {START_SECONDS:.0f} s; see {self.log}"
                         )
                     if child is None:
                         child = self._spawn(log)

@@ -102,7 +102,7 @@ class LM(ShardedModel):
         depth: L, the number of blocks.
         heads: N, the number of query heads.
         head_dim: H, the dimension of a head.
-        kv_heads: K, the number of key and value heads; N/K queries share one.
+        kv_heads: K, the number of key and value heads; N/K query heads share one.
         hidden: F, the hidden dimension of the feed-forward layer, or of an expert.
         vocab: V, the size of the vocabulary.
         experts: E, the number of experts per block; 0 for a dense feed-forward layer.
@@ -119,7 +119,7 @@ class LM(ShardedModel):
         remat: the rematerialization policy (`drumline.models.remat`): `"none"`, `"dots"`,
             `"projections"` or `"full"`; True for `"full"`, False for `"none"`.
         rotary_base: the base of the rotary embedding. The longest wavelength is 2π times this.
-        epsilon: added to the mean square in the norms.
+        epsilon: the constant added to the mean square in the norms.
         ignore_index: the token that is not predicted, such as padding.
     """
 
@@ -172,7 +172,7 @@ class LM(ShardedModel):
             _check_expert_axes(layout)
 
     def init(self, key: PRNGKeyArray) -> Params:
-        """Draw the weights with variance 1/fan-in, the embedding table with variance 1/D.
+        """Draw the weights with variance 1/fan-in, and the embedding table with variance 1/D.
 
         The last weights of the residual branches have 1/(2·L) of this variance, so the variance of
         the residual stream does not grow with the depth.
@@ -231,8 +231,8 @@ class LM(ShardedModel):
             count, length = batch["tokens"].shape
             if batch["targets"].shape != (count, length - 1):
                 raise ValueError(
-                    f"LM: targets are {batch['targets'].shape}, but tokens of {(count, length)} "
-                    f"predict {(count, length - 1)}"
+                    f"LM: targets have shape {batch['targets'].shape}, but tokens of shape "
+                    f"{(count, length)} predict targets of shape {(count, length - 1)}"
                 )
 
     def flops(self, batch: Mapping[str, Any]) -> float:
@@ -241,14 +241,15 @@ class LM(ShardedModel):
         A token costs 6 per weight (without the embedding table and the experts that it does not
         use), and 6·S·N·H per block for causal attention.
         """
-        d, mixed = self.width, self.heads * self.head_dim
-        block = 2 * d * (mixed + self.kv_heads * self.head_dim)
+        d, attention_dim = self.width, self.heads * self.head_dim
+        block_weights = 2 * d * (attention_dim + self.kv_heads * self.head_dim)
         if self.experts:
-            block += d * self.experts + self.experts_per_token * 3 * d * self.hidden
+            block_weights += d * self.experts + self.experts_per_token * 3 * d * self.hidden
         else:
-            block += 3 * d * self.hidden
-        attention = int(batch["tokens"].shape[1] - 1) * mixed
-        return 6.0 * self.items(batch) * (self.depth * (block + attention) + d * self.vocab)
+            block_weights += 3 * d * self.hidden
+        attention = int(batch["tokens"].shape[1] - 1) * attention_dim
+        blocks = self.depth * (block_weights + attention)
+        return 6.0 * self.items(batch) * (blocks + d * self.vocab)
 
     def items(self, batch: Mapping[str, Any]) -> int:
         """Return the number of tokens that a batch predicts."""
@@ -261,10 +262,10 @@ class LM(ShardedModel):
     def _block_weights(self) -> dict[str, Weight]:
         shape = BlockShape(self.width, self.heads, self.kv_heads, self.head_dim, self.hidden)
         if self.experts:
-            second_layer = expert_weights(self.width, self.hidden, self.experts)
+            feedforward = expert_weights(self.width, self.hidden, self.experts)
         else:
-            second_layer = feedforward_weights(shape)
-        return {**attention_weights(shape), **second_layer}
+            feedforward = feedforward_weights(shape)
+        return {**attention_weights(shape), **feedforward}
 
     def _logical_axes(self) -> dict[str, Any]:
         blocks = logical_axes(stack_layers(self._block_weights(), self.depth))
@@ -296,7 +297,7 @@ class LM(ShardedModel):
         dtype = jnp.dtype(self.compute_dtype)
         x = tap("table", self._embed(sharding, params["table"], tokens).astype(dtype))
         block = sharding.rematerialize(
-            lambda x, stored: self._block(sharding, x, stored),
+            lambda x, shards: self._block(sharding, x, shards),
             remat=self.remat,
             scanned=self.scan_layers,
         )
@@ -304,9 +305,9 @@ class LM(ShardedModel):
             x, metrics = lax.scan(block, x, params["blocks"])
         else:
             block_metrics = []
-            for index, stored in enumerate(unstack_layers(params["blocks"], self.depth)):
+            for index, shards in enumerate(unstack_layers(params["blocks"], self.depth)):
                 with scope(f"blocks.{index}"):
-                    x, metrics = block(x, stored)
+                    x, metrics = block(x, shards)
                 block_metrics.append(metrics)
             metrics = jax.tree.map(lambda *values: jnp.stack(values), *block_metrics)
         norm, head = (
@@ -335,10 +336,10 @@ class LM(ShardedModel):
         return x
 
     def _block(
-        self, sharding: ModelSharding, x: Float[Array, "B S D"], stored: Weights
+        self, sharding: ModelSharding, x: Float[Array, "B S D"], shards: Weights
     ) -> tuple[Float[Array, "B S D"], Metrics]:
         axes = logical_axes(self._block_weights())
-        w = sharding.gathered(stored, axes, jnp.dtype(self.compute_dtype))
+        w = sharding.gathered(shards, axes, jnp.dtype(self.compute_dtype))
         norm = partial(rms_norm, epsilon=self.epsilon)
         attention = partial(
             attend, causal=True, kernel=self.attention, rotary_base=self.rotary_base
@@ -346,11 +347,11 @@ class LM(ShardedModel):
         project = sharding.projections("heads", self.wire_dtype)
         x = attention_layer(x, w, project, norm=norm, attend=attention)
         if self.experts:
-            return expert_layer(x, w, partial(self._experts, sharding, w), norm=norm)
+            return expert_layer(x, w, partial(self._run_experts, sharding, w), norm=norm)
         project = sharding.projections("hidden", self.wire_dtype)
         return feedforward_layer(x, w, project, norm=norm, activation=jax.nn.silu), {}
 
-    def _experts(
+    def _run_experts(
         self, sharding: ModelSharding, w: Weights, x: Float[Array, "B S D"]
     ) -> tuple[Float[Array, "B S D"], Metrics]:
         axes = sharding.axes("experts")
@@ -375,22 +376,22 @@ def router_losses(
     product of means, so the mean of these losses would depend on the layout.
     """
     # The compiler merges these logits with the identical ones of `moe_feedforward`.
-    share = jnp.mean(jax.nn.softmax(router_logits(rows, router)), axis=0)
+    local_probability = jnp.mean(jax.nn.softmax(router_logits(rows, router)), axis=0)
     tokens_per_expert = routing.tokens_per_expert.astype(jnp.float32)
-    probability = mean_over_devices(share)
+    probability = mean_over_devices(local_probability)
     load = mean_over_devices(tokens_per_expert / jnp.sum(tokens_per_expert))
     balance = router.shape[1] * jnp.sum(load * probability)
     return {"balance_loss": balance, "z_loss": mean_over_devices(routing.z_loss)}
 
 
 def llama_350m(**changes: Any) -> LM:
-    """Return a decoder with 373,867,520 parameters, 341.1 million without the table."""
+    """Return a decoder with 373,867,520 parameters, 341.1 million outside the embedding."""
     sizes = LM(width=1024, depth=24, heads=16, head_dim=64, kv_heads=16, hidden=2816)
     return replace(sizes, **changes)
 
 
 def llama_1b3(**changes: Any) -> LM:
-    """Return a decoder with 1,345,423,360 parameters, 1,279.9 million without the table."""
+    """Return a decoder with 1,345,423,360 parameters, 1,279.9 million outside the embedding."""
     sizes = LM(width=2048, depth=24, heads=16, head_dim=128, kv_heads=16, hidden=5504)
     return replace(sizes, **changes)
 
@@ -404,6 +405,6 @@ def _check_expert_axes(layout: Layout) -> None:
         )
     if axes and axes[0] not in row_axes:
         raise ValueError(
-            f"LM: layout shards experts over {axes[0]!r}, but neither batch nor sequence; tokens "
-            "are sent to their experts along an axis that shards them, so name it for one of these"
+            f"LM: layout shards experts over {axes[0]!r}, which shards neither batch nor sequence; "
+            "tokens are sent to their experts along this axis, so shard one of the two over it"
         )

@@ -139,7 +139,7 @@ class TopKGrid:
                 )
         for target in self.recall_targets:
             if not 0.0 < target <= 1.0:
-                raise UserError(f"recall: {target} is no share; use 0 < recall ≤ 1")
+                raise UserError(f"recall: {target} is not a share; use 0 < recall ≤ 1")
         for name in self.distributions:
             if name not in DISTRIBUTIONS:
                 raise UserError(

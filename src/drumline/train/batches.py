@@ -22,15 +22,15 @@ from drumline.errors import UserError
 from drumline.train.data import Data, Rows
 
 PREFETCH = 4
-"""The number of batches that wait on the devices. More would take too much of their memory."""
+"""The number of batches to place on the devices in advance. More would use too much memory."""
 
 RecordIndices = Callable[[int, np.ndarray], np.ndarray]
-"""Map a position and rows of the global batch to the indices of their records."""
+"""A function from a position and rows of the global batch to the indices of their records."""
 
 
 @dataclass(frozen=True)
 class BatchLoader:
-    """Loads any batch of a data set with the sharding that the model requires."""
+    """The loader of any batch of a data set with the sharding that the model requires."""
 
     data: Data
     mesh: Mesh

@@ -93,7 +93,7 @@ def _to_words(leaf: jax.Array) -> jax.Array:
 # The part on each device --------------------------------------------------------------------------
 
 DeviceChecksums = dict[int, tuple[bytes, ...]]
-"""For each device id, the checksums of its arrays, in the order of `replica_groups`."""
+"""The checksums of the arrays on each device, by device id, in the order of `replica_groups`."""
 
 
 @dataclass(frozen=True)

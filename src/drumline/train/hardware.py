@@ -150,7 +150,7 @@ class HardwareChecks:
         return compare_repeats(runs, groups)
 
     def _recompute_nonfinite_state(self, step: int) -> Deviation | None:
-        """If the state was non-finite before this step, recompute it and compare."""
+        """Recompute the state and compare, if it was non-finite before this step."""
         finite = not failed_hosts(_all_finite(self._pipeline.state.params))
         if finite or not self._can_rerun(step):
             return None

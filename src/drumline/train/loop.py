@@ -116,7 +116,7 @@ def _train(run: "_Run", recipe: Recipe, allow_changes: bool) -> Result:
                 return run.finish(Ending.NOT_FINITE)
             continue
         if event.retry:
-            continue  # All actions after the previous step have been taken already.
+            continue  # The actions after the previous step have run already.
         # Skipping a batch may have rewound the pipeline, so look at its current step.
         if plan.checks_after(pipeline.step) and pipeline.idle:
             run.check()
@@ -125,20 +125,20 @@ def _train(run: "_Run", recipe: Recipe, allow_changes: bool) -> Result:
         if plan.evaluates_after(pipeline.step) and pipeline.idle:
             run.evaluate()
     if not run.progress.metrics:
-        run.evaluate()  # The restored checkpoint was that of the last step.
+        run.evaluate()  # The restored checkpoint was of the last step, so nothing ran.
     return run.finish(Ending.DONE)
 
 
 @dataclass(frozen=True)
 class _Event:
-    """An event in the steps that were read. It changes the course of the run."""
+    """The event in the steps that were read, if any, to which the run has to react."""
 
     stop: bool = False
     """True if a host got SIGTERM."""
     nonfinite: DispatchedStep | None = None
     """A step with a non-finite loss or gradient, at which the run has halted."""
     retry: bool = False
-    """True if the next step is the repetition of a step that spiked."""
+    """True if the next step repeats a step that spiked."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class _Run:
         return verified
 
     def save(self) -> None:
-        """Check the state and start to save it, unless it has been saved."""
+        """Check the state and start to save it, unless this step has been saved already."""
         step = self.pipeline.step
         if self.checkpoints.needs_save(step):
             verified = self.check()
@@ -243,10 +243,10 @@ class _Run:
         step = step_number(state)
         if ending is Ending.STOPPED:
             newest = self.checkpoints.committed
-            saved = (
-                "there is no checkpoint" if newest is None else f"the checkpoint is step {newest:,}"
+            detail = (
+                "no checkpoint yet" if newest is None else f"newest checkpoint: step {newest:,}"
             )
-            self.log.message(f"stopped by SIGTERM at step {step:,}; {saved}")
+            self.log.message(f"stopped by SIGTERM at step {step:,}; {detail}")
         metrics = self.progress.end_run(step, done=ending is Ending.DONE)
         return Result(state, step, metrics, ending, self.bad_batches.report)
 

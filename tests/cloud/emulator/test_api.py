@@ -45,6 +45,71 @@ def test_the_whole_life_of_a_request(emulator: Emulator) -> None:
     assert list((emulator.home / "hosts").iterdir()) == []
 
 
+def test_the_options_of_a_node_are_checked_and_returned(emulator: Emulator) -> None:
+    disk = {"source_disk": "projects/p/zones/local-a/disks/imagenet", "mode": "READ_ONLY"}
+    account = {"email": "trainer@p.iam.gserviceaccount.com", "scope": ["https://a/b"]}
+    network = {"network": "lab", "subnetwork": "tpus", "enable_external_ips": False}
+    emulator.ask(
+        "options",
+        network_config=network,
+        service_account=account,
+        tags=["allow-ssh"],
+        data_disks=[disk],
+    )
+    emulator.wait_for("options", "ACTIVE")
+    node = emulator.client().get_node(name=f"{PARENT}/nodes/options")
+    assert node.network_config == tpu_v2.NetworkConfig(network)
+    assert node.service_account == tpu_v2.ServiceAccount(account)
+    assert list(node.tags) == ["allow-ssh"]
+    assert list(node.data_disks) == [tpu_v2.AttachedDisk(disk)]
+    [endpoint] = node.network_endpoints
+    assert endpoint.ip_address == "127.0.0.1"
+    assert not endpoint.access_config.external_ip, "internal addresses only"
+    emulator.release("options")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "option", "message"),
+    [
+        ("v4-8", {"tags": ["No Capitals"]}, "Invalid tag"),
+        ("v4-8", {"network_config": {"subnetwork": "a b"}}, "Invalid network"),
+        ("v4-8", {"service_account": {"email": "nobody"}}, "Invalid service account"),
+        ("v4-8", {"data_disks": [{"source_disk": "imagenet"}]}, "must match"),
+        ("v4-8", {"data_disks": [{"source_disk": "projects/p/zones/local-b/disks/d"}]}, "not in"),
+        ("v4-16", {"data_disks": [{"source_disk": "projects/p/zones/local-a/disks/d"}]}, "READ_ON"),
+    ],
+)
+def test_wrong_options_of_a_node_are_refused(
+    emulator: Emulator, accelerator: str, option: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(exceptions.BadRequest, match=message):
+        emulator.ask("wrong-options", accelerator, **option)
+
+
+def test_a_reservation_is_in_the_zone_of_its_request(emulator: Emulator) -> None:
+    client = emulator.client()
+
+    def ask(name: str, **tier: Any) -> Any:
+        spec = {"parent": PARENT, "node_id": name, "node": emulator.node()}
+        resource = {"tpu": {"node_spec": [spec]}, **tier}
+        return client.create_queued_resource(
+            parent=PARENT, queued_resource_id=name, queued_resource=resource
+        )
+
+    for wrong in ("team-a", "projects/p/locations/local-b/reservations/team-a"):
+        with pytest.raises(exceptions.BadRequest, match="reservation"):
+            ask("reserved", reservation_name=wrong)
+    reservation = f"{PARENT}/reservations/team-a"
+    with pytest.raises(exceptions.BadRequest, match="spot request has no reservation"):
+        ask("reserved", reservation_name=reservation, spot={})
+    ask("reserved", reservation_name=reservation)
+    emulator.wait_for("reserved", "ACTIVE")
+    request = client.get_queued_resource(name=f"{PARENT}/queuedResources/reserved")
+    assert request.reservation_name == reservation
+    assert client.get_node(name=f"{PARENT}/nodes/reserved").scheduling_config.reserved
+    emulator.release("reserved")
+
+
 def test_a_node_without_a_queue(emulator: Emulator) -> None:
     client = emulator.client()
     node = client.create_node(parent=PARENT, node_id="alone", node=emulator.node()).result(

@@ -8,7 +8,7 @@ from google.cloud import tpu_v2
 
 from drumline.cloud.google.rest import CallLimits
 from drumline.cloud.google.tpu_api import TpuApi
-from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
+from drumline.cloud.protocol import Cloud, CloudError, DataDisk, PlacementRequest, SliceOptions
 from tests.cloud.google.scripted import (
     PARENT,
     WANTED,
@@ -51,7 +51,7 @@ class TestAsking:
         assert spec.node.network_config.enable_external_ips
 
     @pytest.mark.parametrize(
-        ("tier", "oneof"), [("spot", "spot"), ("reserved", "guaranteed"), ("on-demand", None)]
+        ("tier", "oneof"), [("spot", "spot"), ("reserved", None), ("on-demand", None)]
     )
     def test_each_tier_is_one_the_real_client_has(self, tier: str, oneof: str | None) -> None:
         script = Script([ok(name="op")])
@@ -60,7 +60,55 @@ class TestAsking:
         body = script.seen[0].content
         read = tpu_v2.QueuedResource.from_json(body, ignore_unknown_fields=False)
         assert tpu_v2.QueuedResource.pb(read).WhichOneof("tier") == oneof
-        assert read.tpu.node_spec[0].node.scheduling_config.reserved == (tier == "reserved")
+        # `gcloud … queued-resources create --reserved` sends the same for any reservation.
+        any_reservation = f"projects/p/locations/{ZONE}/reservations/-"
+        assert read.reservation_name == (any_reservation if tier == "reserved" else "")
+
+    def test_the_options_of_a_slice_are_those_of_the_real_client(self) -> None:
+        options = SliceOptions(
+            network="lab",
+            subnetwork="projects/host/regions/us-central2/subnetworks/tpus",
+            external_ip=False,
+            tags=("allow-ssh", "tpu"),
+            service_account="trainer@p.iam.gserviceaccount.com",
+            scopes=("https://www.googleapis.com/auth/devstorage.read_only",),
+            reservation="team-a",
+            data_disks=(
+                DataDisk("imagenet", "read-only"),
+                DataDisk(f"projects/other/zones/{ZONE}/disks/scratch", "read-write"),
+            ),
+        )
+        script = Script([ok(name="op")])
+        wanted = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
+        run(script, lambda api: api.ask(wanted))
+        body = script.seen[0].content
+        read = tpu_v2.QueuedResource.from_json(body, ignore_unknown_fields=False)
+        assert read.reservation_name == f"projects/p/locations/{ZONE}/reservations/team-a"
+        assert "guaranteed" not in read
+        node = read.tpu.node_spec[0].node
+        assert node.network_config == tpu_v2.NetworkConfig(
+            network="lab",
+            subnetwork="projects/host/regions/us-central2/subnetworks/tpus",
+            enable_external_ips=False,
+        )
+        assert list(node.tags) == ["allow-ssh", "tpu"]
+        assert node.service_account == tpu_v2.ServiceAccount(
+            email="trainer@p.iam.gserviceaccount.com",
+            scope=["https://www.googleapis.com/auth/devstorage.read_only"],
+        )
+        assert [(disk.source_disk, disk.mode.name) for disk in node.data_disks] == [
+            (f"projects/p/zones/{ZONE}/disks/imagenet", "READ_ONLY"),
+            (f"projects/other/zones/{ZONE}/disks/scratch", "READ_WRITE"),
+        ]
+
+    def test_a_shared_reservation_is_sent_as_written(self) -> None:
+        path = f"projects/other/locations/{ZONE}/reservations/team-b"
+        script = Script([ok(name="op")])
+        options = SliceOptions(reservation=path)
+        wanted = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
+        run(script, lambda api: api.ask(wanted))
+        read = tpu_v2.QueuedResource.from_json(script.seen[0].content)
+        assert read.reservation_name == path
 
     def test_an_unknown_tier_is_not_sent(self) -> None:
         script = Script([ok()])

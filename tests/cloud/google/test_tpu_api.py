@@ -258,6 +258,28 @@ class TestHostKeys:
         assert self.keys(answer) == []
 
 
+class TestInstanceNames:
+    node = ListedNode(
+        "n", ZONE, "READY", "v4-16", {}, (Endpoint("10.0.0.2", "1"), Endpoint("10.0.0.3", "1"))
+    )
+
+    def names(self, *attributes: dict[str, Any]) -> list[str | None]:
+        self.script = Script([ok(guestAttributes=[*attributes])])
+        placement = placements.combine(None, [self.node])
+        return run(self.script, lambda api: api.instance_names(placement))
+
+    def test_are_in_worker_order(self) -> None:
+        first = guest(("hostname", "t1v-n-abc-w-0"), ("ssh-ed25519", "AAAA"))
+        second = guest(("ssh-ed25519", "AAAA"))
+        assert self.names(first, second) == ["t1v-n-abc-w-0", None]
+        [sent] = self.script.seen
+        body = tpu_v2.GetGuestAttributesRequest.from_json(sent.content, ignore_unknown_fields=False)
+        assert body.query_path == "", "as gcloud asks"
+
+    def test_fewer_names_than_hosts_are_not_used(self) -> None:
+        assert self.names(guest(("hostname", "t1v-n-abc-w-0"))) == [None, None]
+
+
 class TestBuckets:
     def test_the_location_is_read_from_storage(self) -> None:
         script = Script([ok(location="US-CENTRAL2")])

@@ -124,7 +124,7 @@ def archive_of(folder: Path, *members: tarfile.TarInfo) -> tuple[bytes, str]:
 
 def receive(machine: Machine, data: bytes, sha: str) -> int:
     return subprocess.run(
-        machine.words("receive", sha),
+        machine.words("receive", sha, sha),
         input=data,
         env=machine.environment,
         capture_output=True,

@@ -49,6 +49,51 @@ def test_what_a_clock_ahead_wrote_is_read_as_of_now(tmp_path: Path) -> None:
     assert known.last_seen == NOW
 
 
+def located(host: int, text: str = "Failed to initialize TPU system") -> Cause:
+    """A failed start with the location of the chip in libtpu's own log."""
+    return Cause("bad host", host, 2, text, proof=EvidenceKind.START, location="tpu3:pe2:2")
+
+
+def test_a_location_in_libtpus_log_excludes_the_machine(tmp_path: Path) -> None:
+    memory = memory_of(Store(tmp_path / "jobs.db"))
+    memory.record_failure(located(0), {"physical_host": "m-1"}, HELD, "000001", 1)
+    assert [host.state(NOW) for host in memory.all()] == [HostState.EXCLUDED]
+
+
+def test_a_location_that_several_machines_claim_is_withdrawn(tmp_path: Path) -> None:
+    memory = memory_of(Store(tmp_path / "jobs.db"))
+    for number in range(3):
+        identity = {"physical_host": f"m-{number}"}
+        memory.record_failure(located(0), identity, HELD, f"00000{number}", 1)
+        states = {host.name.identity: host.state(NOW) for host in memory.all()}
+        if number:
+            assert set(states.values()) == {HostState.SUSPECT}, states
+
+
+def test_a_location_counts_again_and_again_on_the_machine_that_has_it(tmp_path: Path) -> None:
+    memory = memory_of(Store(tmp_path / "jobs.db"))
+    for job in ("000001", "000002"):
+        memory.record_failure(located(0), {}, HELD, job, 1)
+    states = {host.name.identity: host.state(NOW) for host in memory.all()}
+    assert states == {
+        "tpu3:pe2:2": HostState.EXCLUDED,
+        "us-central2-b/v4-16/0": HostState.EXCLUDED,
+    }
+    memory.record_failure(located(1), {}, HELD, "000003", 1)
+    states = {host.name.identity: host.state(NOW) for host in memory.all()}
+    assert states["tpu3:pe2:2"] is HostState.GOOD
+
+
+def test_words_of_a_program_name_no_location(tmp_path: Path) -> None:
+    memory = memory_of(Store(tmp_path / "jobs.db"))
+    tail = ("Physical location: rack7",)
+    cause = Cause("bad host", 0, 2, tail[0], tail, proof=EvidenceKind.START, claimed=True)
+    for number in range(2):
+        memory.record_failure(cause, {"physical_host": f"m-{number}"}, HELD, "000001", number)
+    assert {host.name.identity for host in memory.all()} == {"m-0", "m-1"}
+    assert {host.state(NOW) for host in memory.all()} == {HostState.SUSPECT}
+
+
 def test_ten_thousand_hosts_are_judged_within_a_moment(tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.db")
     memory = memory_of(store)

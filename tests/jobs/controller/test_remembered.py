@@ -21,7 +21,7 @@ def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_thi
         first, second = [await harness.create() for _ in range(2)]
         for job in (first, second):
             await harness.reaches(job, "RUNNING")
-            harness.starts(job)[0].ends(1, VFIO)
+            harness.starts(job)[0].ends(1, VFIO, chip_error=VFIO)
             await harness.until(lambda job=job: harness.show(job)["bad_hosts"] == 1)  # type: ignore[misc]
         assert hosts(harness)["machine-0"]["state"] == "excluded"
         assert [e["job"] for e in hosts(harness)["machine-0"]["evidence"]] == [first, second]
@@ -35,6 +35,39 @@ def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_thi
         for job in (first, second, third):
             harness.service.host_history.apply("forgive", {"identity": "machine-0"})
             await harness.reaches(job, "RUNNING")
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_the_output_of_programs_alone_excludes_nobody(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        for number in range(4):
+            job = await harness.create()
+            await harness.reaches(job, "RUNNING")
+            harness.starts(job)[0].ends(1, "Physical location: rack7")
+            await harness.until(lambda job=job: harness.show(job)["bad_hosts"] == 1)  # type: ignore[misc]
+            states = {host["state"] for host in hosts(harness).values()}
+            assert states == {"good", "suspect"}, number
+            await harness.service.verb(job, "delete", {})
+        assert "rack7" not in hosts(harness)
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_two_programs_that_start_elsewhere_exclude_the_host_where_they_did_not(
+    tmp_path: Path,
+) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        for number in range(2):
+            job = await harness.create()
+            await harness.reaches(job, "RUNNING")
+            harness.starts(job)[0].move_to("shelf")
+            harness.starts(job)[0].ends(1, "Check failed: index_on_host() == i (0 vs. 1)")
+            await harness.until(lambda job=job: len(harness.starts(job)) == 2)  # type: ignore[misc]
+            assert hosts(harness)["shelf-0"]["state"] == "suspect", number
+            await harness.reaches(job, "RUNNING")
+            harness.starts(job)[1].send_heartbeat(step=1)
+        await harness.until(lambda: hosts(harness)["shelf-0"]["state"] == "excluded")
 
     run_scenario(tmp_path, scenario)
 

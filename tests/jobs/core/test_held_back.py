@@ -61,7 +61,7 @@ def test_a_measured_fault_uses_up_no_allowance() -> None:
 def test_failed_starts_in_a_row_use_it_up_but_not_once_a_step_was_made() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, allowance=Allowance(bad_hosts=1))
-    vfio = {"exit_code": 1, "error": "open(/dev/vfio/0): Device or resource busy"}
+    vfio = {"exit_code": 1, "error": "Couldn't open iommu group /dev/vfio/0"}
     fails(scenario.runs(), **vfio)
     assert scenario.job.bad_in_a_row == 1
     scenario.runs().send_heartbeat(1)
@@ -128,7 +128,7 @@ def test_no_slice_is_held_back_after_the_end_of_the_job(wish: DesiredState) -> N
 
 def test_a_passed_burn_in_is_recorded_once() -> None:
     scenario = Scenario().slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running")
-    assert (scenario.status(), scenario.job.reason) == (Status.STARTING, "burn-in of its chips")
+    assert (scenario.status(), scenario.job.reason) == (Status.STARTING, "running the burn-in")
     scenario.all_hosts(HostPhase.RUNNING, burn_in="pass", burn_in_seconds=31.2)
     assert scenario.status() is Status.RUNNING
     assert scenario.job.placement is not None

@@ -149,7 +149,7 @@ def test_hosts_we_cannot_hear_are_not_called_stuck() -> None:
 
 def test_a_preemption_event_has_the_step_and_the_checkpoint() -> None:
     scenario = training().look("SUSPENDED", "PREEMPTED")
-    assert "slice taken by the cloud at step 151 (checkpoint: step 150)" in scenario.event_texts
+    assert "slice preempted at step 151 (checkpoint: step 150)" in scenario.event_texts
 
 
 # Exit code 75

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from drumline.jobs.spec import JobSpec, parse
+from drumline.jobs.spec.model import SUBMODELS
 
 DOCS = Path(__file__).parents[3] / "docs"
 SCHEMA = JobSpec.model_json_schema()
@@ -43,16 +44,24 @@ def test_the_examples_of_a_key_are_valid(key: str, tmp_path: Path) -> None:
         (tmp_path / "jobs" / name).write_text("x")
     for example in SCHEMA["properties"][key]["examples"]:
         job = {"accelerator": ["v4-8", "v5p-8"], "run": "x", key: example}
+        if key == "reservation":
+            job["capacity"] = "reserved"
         assert parse(yaml.safe_dump(job), source="job.yaml", folder=tmp_path / "jobs")
 
 
-@pytest.mark.parametrize(("key", "model"), [("python", "Python"), ("retry", "Retry")])
-def test_the_examples_of_inner_keys_are_valid(key: str, model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", SUBMODELS)
+def test_the_examples_of_inner_keys_are_valid(key: str, tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("jax")
-    for inner, field in SCHEMA["$defs"][model]["properties"].items():
+    for inner, field in SUBMODELS[key].model_json_schema()["properties"].items():
         for example in field["examples"]:
             value = {"kind": "docker" if inner == "image" else "uv"} if key == "python" else {}
-            job = {"accelerator": "v4-8", "run": "x", key: value | {inner: example}}
+            value |= {"source": "imagenet"} if key == "data_disks" else {}
+            value |= {inner: example}
+            job = {
+                "accelerator": "v4-8",
+                "run": "x",
+                key: [value] if key == "data_disks" else value,
+            }
             assert parse(yaml.safe_dump(job), source="job.yaml", folder=tmp_path)
 
 

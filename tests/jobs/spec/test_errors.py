@@ -10,6 +10,7 @@ GOOD = "accelerator: v4-8\nrun: python train.py\n"
 V4_SIZES = "8, 16, 32, 64, 128, 256, 384, 512, …, 6144"
 VARIABLE = "is not a variable name; use letters, digits and _, and do not start with a digit"
 ALLOWANCE = "expected a whole number from 0, or unlimited"
+NAME = "use lower-case letters, digits and hyphens, and start with a letter"
 BUCKET = "use lower-case letters, digits, - _ and ., with a letter or digit at both ends"
 
 # The text of the file → the lines of the message after `job.yaml`. ONE_KEY is line 3, after GOOD.
@@ -159,9 +160,51 @@ ONE_KEY: dict[str, str] = {
     "burnin: on": "burnin: on is not one of off, short, long",
     "parking: -1": "parking: is -1; expected a whole number from 0 to 8",
     "parking: 99": "parking: is 99; expected a whole number from 0 to 8",
+    "reservation: team-a": "reservation: requires capacity: reserved; add it, or remove this key",
+    "reservation: Team A": f"reservation: 'Team A' is not the name of a reservation; {NAME}",
+    "reservation: a/b": "reservation: 'a/b' is not the path of a reservation; "
+    "write projects/P/locations/ZONE/reservations/NAME",
+    "network: Lab": f"network: 'Lab' is not the name of a network; {NAME}",
+    "network: lab/net": "network: 'lab/net' is not the path of a network; "
+    "write projects/P/global/networks/NAME",
+    "subnetwork: projects/p/global/networks/lab": "subnetwork: "
+    "'projects/p/global/networks/lab' is not the path of a subnetwork; "
+    "write projects/P/regions/R/subnetworks/NAME",
+    "external_ip: internal": "external_ip: is 'internal'; expected true or false",
+    "internal_ips: true": "internal_ips: unknown key; did you mean external_ip?",
+    "tags: [ssh, Web]": f"tags: 'Web' is not a network tag; {NAME}",
+    "tags: [ssh, ssh]": "tags: ssh is listed twice",
+    "service_account: nobody": "service_account.email: 'nobody' is not the e-mail address of a "
+    "service account; it looks like NAME@PROJECT.iam.gserviceaccount.com",
+    "service_account: {scope: x}": "service_account.scope: unknown key; did you mean scopes?",
+    "service_account: {scopes: [drive]}": "service_account.scopes: 'drive' is not a scope; use "
+    "cloud-platform, logging-write, monitoring-write, storage-full, storage-ro, storage-rw, "
+    "or a URL that starts with https://www.googleapis.com/auth/",
+    "labels: [a]": "labels: is a list; expected a map, like team: vision",
+    "labels: {Team: vision}": "labels.Team: 'Team' is not a label; use at most 63 lower-case "
+    "letters, digits, _ and -, and start with a letter",
+    "labels: {team: Computer Vision}": "labels.team: 'Computer Vision' is not a value of a label; "
+    "use at most 63 lower-case letters, digits, _ and -",
+    "labels: {drumline-owner: me}": "labels.drumline-owner: 'drumline-owner': "
+    "labels that begin with drumline- are reserved",
+    "ssh: gcloud": "ssh: is 'gcloud'; expected a map, like proxy_command: ssh -W %h:%p bastion",
+    "ssh: {proxy_command: nc %q}": "ssh.proxy_command: %q is not known; use "
+    "%h (the address of the host), %p (its SSH port), %i (its index in the slice, from 0), "
+    "%n (the name of its instance), %z (the zone), %% (a percent sign)",
+    'ssh: {proxy_command: "nc \'%h"}': 'ssh.proxy_command: "nc \'%h" has a quote that is never '
+    "closed",
+    "ssh: {proxy: nc}": "ssh.proxy: unknown key; did you mean proxy_command?",
+    "data_disks: [7]": "data_disks: is 7; write {source: NAME, mode: read-only}",
+    "data_disks: [{mode: read-only}]": "data_disks.source: is missing; name a disk, like imagenet",
+    "data_disks: [{source: imagenet, mode: ro}]": "data_disks.mode: 'ro' is not one of read-only, "
+    "read-write; did you mean read-only?",
+    "data_disks: [zones/a/disks/b]": "data_disks.source: 'zones/a/disks/b' is not the path of a "
+    "disk; write projects/P/zones/ZONE/disks/NAME",
     "frobnicate: 1": "frobnicate: unknown key; the keys are name, accelerator, zones, capacity, "
-    "workdir, include, setup, environment, secrets, python, mounts, run, hosts, checkpoint, retry, "
-    "burnin, parking, project, allow_cross_region, stop_grace, keep, progress, stuck_after",
+    "reservation, workdir, include, setup, environment, secrets, python, mounts, run, hosts, "
+    "checkpoint, retry, burnin, parking, project, network, subnetwork, external_ip, tags, "
+    "service_account, labels, ssh, data_disks, allow_cross_region, stop_grace, keep, progress, "
+    "stuck_after",
     "<<: {a: b}": "<< is not supported; write the keys out",
     "? [a]\n: b": "a key must be text",
     "run: again": "run: is a duplicate; the key is first set in line 2",
@@ -205,6 +248,15 @@ def test_all_errors_are_reported_in_the_order_of_the_file(folder: Path) -> None:
         "job.yaml:13  environment.BAD: is a list; expected text\n"
         f"job.yaml:14  environment.TWO WORDS: 'TWO WORDS' {VARIABLE}"
     )
+
+
+def test_hosts_can_only_share_a_disk_that_none_of_them_writes(folder: Path) -> None:
+    text = "accelerator: v4-16\nrun: x\ndata_disks:\n  - source: imagenet\n"
+    assert error_of(text, folder) == (
+        "job.yaml:4  data_disks: v4-16 has 2 hosts, which can only share a disk that is attached "
+        "with mode: read-only"
+    )
+    assert parse(f"{text}    mode: read-only\n", source="job.yaml", folder=folder)
 
 
 def test_the_number_of_mounts_is_limited(folder: Path) -> None:

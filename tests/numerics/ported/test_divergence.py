@@ -182,7 +182,7 @@ def test_the_model_is_unchanged() -> None:
         ({"nothing": "head"}, "no intermediate has a counterpart: JAX has patch, embedding"),
         ({"norm": "norm"}, "these are not the same values"),
         ({"head": "head[3/3]"}, "counted from 0"),
-        ({"head(": "head"}, "is no regular expression"),
+        ({"head(": "head"}, "is not a regular expression"),
         ({"head": "head[0/3]"}, "are not 3 equal parts"),
     ],
 )
@@ -346,7 +346,7 @@ def test_convolutions_and_norms_of_every_kind_have_a_cause() -> None:
         ({"bound": 0}, "bound is 0; it has to be more than 1"),
         ({"bound": float("nan")}, "bound is nan"),
         ({"inputs": {"x": 1}}, "an input is dict"),
-        ({"rename": lambda _: 3}, "becomes 3, which is no name"),
+        ({"rename": lambda _: 3}, "becomes 3, which is not a name"),
     ],
 )
 def test_bad_arguments_are_a_user_error(changes: Any, sentence: str) -> None:

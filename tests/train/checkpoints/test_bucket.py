@@ -20,7 +20,8 @@ from etils.epath import backend  # type: ignore[import-untyped]
 from jax.sharding import Mesh, NamedSharding
 
 from drumline.train import Ending, fingerprint, fit
-from drumline.train.checkpoints.claim import claim
+from drumline.train.checkpoints.claim import claim, this_writer
+from drumline.train.checkpoints.fence import FencedOff
 from drumline.train.checkpoints.files import COMMITTED, list_folder
 from tests.train.conftest import FOR_CHILDREN
 from tests.train.toy import spec, toy
@@ -60,6 +61,26 @@ def test_a_run_sees_what_another_host_writes(bucket: str, bucket_folder: Path) -
         assert (epath.Path(run) / step / COMMITTED).exists()
         assert step in {path.name for path in list_folder(epath.Path(run))}
     claimed.release()
+
+
+@pytest.mark.parametrize("spelling", ["team//run", "team/./run", "/team/run", "team/run//"])
+def test_every_spelling_of_a_folder_has_the_same_claims(bucket: str, spelling: str) -> None:
+    first = claim(f"{bucket}/team/run")
+    second = claim(f"{bucket}/{spelling}")
+    second.check()
+    with pytest.raises(FencedOff):
+        first.check()
+    second.release()
+
+
+@pytest.mark.parametrize("spelling", ["team//run", "team/run/"])
+def test_an_attempt_is_told_its_folder_in_any_spelling(
+    spelling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRUMLINE_CHECKPOINT", f"gs://lab/{spelling}")
+    assert this_writer("gs://lab/team/run").assigned
+    assert this_writer("gs://lab/team//run/a").assigned
+    assert not this_writer("gs://lab/team/run2").assigned
 
 
 @pytest.mark.long

@@ -84,7 +84,7 @@ def test_a_killed_and_stopped_run_ends_with_the_same_bits(tmp_path: Path, compil
     assert f"resuming from step {newest}" in output
     saved = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     assert saved >= moments[1]
-    assert f"stopped by SIGTERM at step {saved}; the checkpoint is step {saved}" in output
+    assert f"stopped by SIGTERM at step {saved}; newest checkpoint: step {saved}" in output
 
     result = fit(toy(steps), checkpoint=folder)
     undisturbed = fit(toy(steps), checkpoint=tmp_path / "undisturbed")

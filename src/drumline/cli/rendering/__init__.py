@@ -1,1 +1,1 @@
-"""From the server's answers to text and drawings. Pure."""
+"""The rendering of the server's answers as text and drawings. Pure."""

@@ -183,12 +183,12 @@ def _rerun_steps(attempts: Sequence[Mapping[str, Any]]) -> Iterable[tuple[float,
 def _notes(
     curves: Sequence[Curve], interruptions: Sequence[Interruption], steps_again: object
 ) -> tuple[str, ...]:
-    """Return notes such as `3 attempts`, `2 preempted` and `11 steps run again`."""
+    """Return notes such as `3 attempts`, `2 preempted` and `11 steps repeated`."""
     labels = [interruption.label for interruption in interruptions]
     notes = [plural(len({curve.attempt for curve in curves}), "attempt")]
     notes += [f"{labels.count(label)} {label}" for label in dict.fromkeys(labels)]
     if is_number(steps_again) and interruptions:
-        notes.append(f"{plural(int(steps_again), 'step')} run again")
+        notes.append(f"{plural(int(steps_again), 'step')} repeated")
     return tuple(notes)
 
 
@@ -359,20 +359,20 @@ def _svg_x(drawing: Drawing, x: float) -> float:
 
 
 def _svg_rerun_steps(drawing: Drawing) -> list[str]:
-    """Shade the steps that ran again, with a minimum width so that they are visible."""
+    """Shade the repeated steps, with a minimum width so that they are visible."""
     if not drawing.rerun_steps:
         return []
     right = WIDTH - RIGHT
     elements = [
         f"<rect x='{right - 12}' y='35' width='12' height='12' fill='{_RERUN_COLOUR}'/>",
-        f"<text x='{right - 18}' y='46' text-anchor='end' fill='#5e5c64'>run again</text>",
+        f"<text x='{right - 18}' y='46' text-anchor='end' fill='#5e5c64'>repeated</text>",
     ]
     for begin, end in drawing.rerun_steps:
         first, last = _svg_x(drawing, begin), _svg_x(drawing, end)
         width = max(last - first, 2.0)
         elements.append(
             f"<rect x='{first:.1f}' y='{TOP}' width='{width:.1f}' height='{HEIGHT - TOP - BOTTOM}'"
-            f" fill='{_RERUN_COLOUR}'><title>steps {begin:,.0f} to {end:,.0f} run again</title>"
+            f" fill='{_RERUN_COLOUR}'><title>steps {begin:,.0f} to {end:,.0f} repeated</title>"
             "</rect>"
         )
     return elements

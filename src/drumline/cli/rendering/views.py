@@ -188,11 +188,11 @@ def interruptions(job: Job) -> list[str]:
 
 
 def interruptions_and_reruns(job: Job) -> list[str]:
-    """Return the interruptions and the steps that ran again because of them."""
+    """Return the interruptions and the steps that were repeated because of them."""
     steps_again = job.get("steps_again")
     facts = interruptions(job)
     if is_number(steps_again) and (steps_again or facts):
-        facts.append(f"{plural(int(steps_again), 'step')} run again")
+        facts.append(f"{plural(int(steps_again), 'step')} repeated")
     return facts
 
 

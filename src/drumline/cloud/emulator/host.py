@@ -137,7 +137,7 @@ class _Host:
             self._toggle_pause()
 
     def end(self) -> None:
-        """Kill all processes. The emulator removes the disk; if it is gone, do so here."""
+        """Kill all processes. Remove the disk unless the emulator, which ordered this, does so."""
         self._reserved_socket.close()
         if not processes.kill_all(lambda: processes.descendants(os.getpid())):
             print(f"{self._spec.home}: some processes cannot be killed", file=sys.stderr)

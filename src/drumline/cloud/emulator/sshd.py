@@ -191,8 +191,8 @@ async def _write_input(process: asyncssh.SSHServerProcess[bytes], pipe: int, pro
             except asyncssh.BreakReceived:
                 os.kill(program, signal.SIGINT)
                 continue
-            except asyncssh.SignalReceived as received:
-                os.kill(program, signal.Signals[f"SIG{received.signal}"])
+            except asyncssh.SignalReceived as error:
+                os.kill(program, signal.Signals[f"SIG{error.signal}"])
                 continue
             if not data:
                 return

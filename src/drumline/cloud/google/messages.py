@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from drumline.cloud.google.errors import Rpc, error_text
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
-from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.cloud.protocol import CloudError, DataDisk, PlacementRequest, SliceOptions
 from drumline.observed import Endpoint
 
 _log = logging.getLogger(__name__)
@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 UNSPECIFIED = "STATE_UNSPECIFIED"
 """The API's name for a state that it leaves out."""
 HOST_KEY = "ssh-ed25519"
+INSTANCE_NAME = "hostname"
+"""The guest attributes with the key and the name of a host."""
 _MAX_SLICES = 1000
 
 Resource = TypeVar("Resource")
@@ -33,9 +35,9 @@ def queued_resource(request: PlacementRequest, parent: str) -> dict[str, Any]:
     node: dict[str, Any] = {
         "acceleratorType": request.accelerator,
         "runtimeVersion": request.image,
-        "networkConfig": {"enableExternalIps": True},
         "labels": dict(request.labels),
         "metadata": dict(request.metadata),
+        **_node_options(request.options, parent),
     }
     node_spec: dict[str, Any] = {"parent": parent, "node": node}
     if request.slices == 1:
@@ -50,9 +52,8 @@ def queued_resource(request: PlacementRequest, parent: str) -> dict[str, Any]:
         case "spot":
             body["spot"] = {}
         case "reserved":
-            # `guaranteed.reserved` exists in v2alpha1 only; v2 has the flag on the node.
-            body["guaranteed"] = {}
-            node["schedulingConfig"] = {"reserved": True}
+            # As gcloud sends it. `guaranteed.reserved` exists in v2alpha1 only.
+            body["reservationName"] = _reservation_path(request.options.reservation, parent)
         case "on-demand":
             pass
         case tier:
@@ -61,6 +62,38 @@ def queued_resource(request: PlacementRequest, parent: str) -> dict[str, Any]:
                 Rpc.INVALID_ARGUMENT.value,
             )
     return body
+
+
+def _node_options(options: SliceOptions, parent: str) -> dict[str, Any]:
+    """Return the fields of a node for its network, account and disks."""
+    network: dict[str, Any] = {"enableExternalIps": options.external_ip}
+    if options.network:
+        network["network"] = options.network
+    if options.subnetwork:
+        network["subnetwork"] = options.subnetwork
+    fields: dict[str, Any] = {"networkConfig": network}
+    if options.tags:
+        fields["tags"] = [*options.tags]
+    if options.service_account or options.scopes:
+        email = {"email": options.service_account} if options.service_account else {}
+        scope = {"scope": [*options.scopes]} if options.scopes else {}
+        fields["serviceAccount"] = email | scope
+    if options.data_disks:
+        fields["dataDisks"] = [_data_disk(disk, parent) for disk in options.data_disks]
+    return fields
+
+
+def _data_disk(disk: DataDisk, parent: str) -> dict[str, str]:
+    zone = parent.replace("/locations/", "/zones/")
+    source = disk.source if "/" in disk.source else f"{zone}/disks/{disk.source}"
+    return {"sourceDisk": source, "mode": disk.mode.upper().replace("-", "_")}
+
+
+def _reservation_path(reservation: str | None, parent: str) -> str:
+    """Return the path of a reservation in the zone of `parent`; `-` is any of the project."""
+    if reservation and "/" in reservation:
+        return reservation
+    return f"{parent}/reservations/{reservation or '-'}"
 
 
 def parse_requests(entries: Sequence[object], zone: str) -> list[ListedRequest]:
@@ -94,6 +127,14 @@ def parse_host_keys(response: Mapping[str, Any], hosts: int) -> list[str | None]
     if len(attributes) != hosts:
         return [None] * hosts
     return [_host_key(attribute) for attribute in attributes]
+
+
+def parse_instance_names(response: Mapping[str, Any], hosts: int) -> list[str | None]:
+    """Return the name of the instance of each host from its guest attributes."""
+    attributes = _sequence(response.get("guestAttributes"))
+    if len(attributes) != hosts:
+        return [None] * hosts
+    return [_attribute(attribute, INSTANCE_NAME) or None for attribute in attributes]
 
 
 def count_hosts(node: Mapping[str, Any]) -> int:
@@ -170,14 +211,16 @@ def _endpoints(entries: Sequence[object], ssh_port: int | None) -> tuple[Endpoin
 
 
 def _host_key(attributes: object) -> str | None:
+    # Some images publish the whole line with its comment, most only the key.
+    key = _attribute(attributes, HOST_KEY).removeprefix(HOST_KEY).split()
+    return f"{HOST_KEY} {key[0]}" if key else None
+
+
+def _attribute(attributes: object, key: str) -> str:
+    """Return the first value of a guest attribute; empty if there is none."""
     items = _sequence(_mapping(_mapping(attributes).get("queryValue")).get("items"))
-    for item in map(_mapping, items):
-        value = _text(item.get("value"))
-        if item.get("key") == HOST_KEY and value:
-            # Some images publish the whole line with its comment, most only the key.
-            key = value.removeprefix(HOST_KEY).split()
-            return f"{HOST_KEY} {key[0]}" if key else None
-    return None
+    values = (_text(item.get("value")) for item in map(_mapping, items) if item.get("key") == key)
+    return next(filter(None, values), "")
 
 
 def _labels(node: Mapping[str, Any]) -> dict[str, str]:

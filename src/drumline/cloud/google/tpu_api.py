@@ -141,6 +141,18 @@ class TpuApi:
         except CloudError:
             return [None] * hosts
 
+    async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
+        """Return the name of the instance of each host, slice by slice; None if not published."""
+        names: list[str | None] = []
+        for listed_slice in placement.slices:
+            url = f"{self._url(placement.zone, 'nodes', listed_slice.name)}:getGuestAttributes"
+            # As gcloud asks for the names of its IAP tunnels: without a path, for all attributes.
+            response = await self._client.send(
+                RestCall("POST", url, body={}), self._client.deadline()
+            )
+            names += messages.parse_instance_names(response, len(listed_slice.endpoints))
+        return names
+
     def explain(self, error: CloudError, zone: str) -> Refusal:
         """Classify an error of a call about a zone."""
         return refusal(error.code, str(error), zone)

@@ -10,13 +10,16 @@ from .files import ROOT, below_root, remove
 from .wire import PrepareResult, ReceiveResult, send
 
 
-def receive(sha: str) -> None:
-    """Store an archive from standard input. An incomplete one leaves no file."""
+def receive(name: str, sha: str) -> None:
+    """Store an archive from standard input. An incomplete one leaves no file.
+
+    `sha` is the hash of its bytes. Its name is the hash of its content without the times of files.
+    """
     import hashlib
 
     folder = os.path.join(ROOT, "code")
     os.makedirs(folder, exist_ok=True)
-    draft = os.path.join(folder, f"{sha}.{os.getpid()}.draft")
+    draft = os.path.join(folder, f"{name}.{os.getpid()}.draft")
     digest = hashlib.sha256()
     try:
         with open(draft, "wb") as file:
@@ -28,7 +31,7 @@ def receive(sha: str) -> None:
                 file.write(data)
         if digest.hexdigest() != sha:
             raise ValueError("the archive of the code arrived damaged or incomplete")
-        os.replace(draft, below_root(os.path.join("code", sha + ".tar.gz")))
+        os.replace(draft, below_root(os.path.join("code", name + ".tar.gz")))
     finally:
         remove(draft)
     send(ReceiveResult(received=True))

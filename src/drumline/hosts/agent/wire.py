@@ -37,7 +37,7 @@ STEP = "step"  # SetUpStep → KeepAlive …, StepResult
 WATCH = "watch"  # offset in the log → WatchLine …
 STOP = "stop"  # grace in seconds → AttemptStatus
 EXEC = "exec"  # Command, then the input of the command → its output and exit code
-RECEIVE = "receive"  # sha; the archive → ReceiveResult
+RECEIVE = "receive"  # name, sha; the archive → ReceiveResult
 UNPACK = "unpack"  # sha, working copy → PrepareResult
 FREE_PORT = "free-port"  # → FreePort
 

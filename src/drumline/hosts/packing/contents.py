@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from drumline.hosts.packing.names import CLOUD, KEY, PASSWORDS, TOKEN, is_package_settings
+from drumline.hosts.packing.names import CLOUD, KEY, PASSWORDS, TOKEN, is_settings
 
 SERVICE_ACCOUNT = "service-account key"
 OVERLAP = 1 << 14
@@ -47,6 +47,7 @@ _AGE = re.compile(rb"AGE-SECRET-KEY-1[0-9A-Z]{58}", re.IGNORECASE)
 _PUTTY = re.compile(rb"Private-Lines: *\d+\s+[A-Za-z0-9+/]{16}")
 _GPG_AGENT = re.compile(rb"(?:^|Key: *)\((?:\d+:)?(?:protected-|shadowed-)?private-key", re.M)
 _WIREGUARD = re.compile(rb"^[ \t]*PrivateKey[ \t]*=[ \t]*[A-Za-z0-9+/]{42,43}=", re.M)
+_MINISIGN = re.compile(rb"untrusted comment:[^\n]*secret key\s*\n[A-Za-z0-9+/]{40}")
 _SSH1 = b"SSH PRIVATE KEY FILE FORMAT 1."
 _JAVA = (b"\xfe\xed\xfe\xed\0\0\0", b"\xce\xce\xce\xce\0\0\0")
 _PKCS12 = re.compile(
@@ -67,12 +68,26 @@ _SETTING = re.compile(
     rb"|://[^/\s:@]*:(?!\$\{)[^/\s@]+@",
     re.IGNORECASE,
 )
+_TOKEN = (
+    rb"(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{36,}|github_pat_\w{50,}|glpat-[\w-]{20,}"
+    rb"|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,}|xox[abeprs]-[\w-]{20,}|sk-[\w-]{32,}"
+    rb"|AIza[\w-]{35}|ya29\.[\w-]{20,})"
+)
+"""A token of Hugging Face, GitHub, GitLab, npm, PyPI, Slack, OpenAI, Anthropic or Google."""
+_ONLY_A_TOKEN = re.compile(rb"\s*+" + _TOKEN + rb"\s*+")
+_TOKEN_IN_URL = re.compile(rb"://" + _TOKEN + rb"(?::[^/\s@]*)?@")
 _URL_LOGIN = re.compile(rb"\s*https?://[^/\s:@]+:[^/\s@]+@\S")
-_HUGGING_FACE = re.compile(rb"\s*+hf_[A-Za-z0-9]{30,}+\s*+")
-_NETRC = re.compile(rb"machine\s+\S+\s+(?:login\s+\S+\s+)?password\s+\S")
-_AWS = re.compile(rb"^[ \t]*aws_secret_access_key[ \t]*=[ \t]*[A-Za-z0-9/+]{30,}", re.M)
+_NETRC = re.compile(rb"^[ \t]*machine\s+\S+\s+(?:login\s+\S+\s+)?password\s+\S", re.M)
+_AWS = re.compile(
+    rb"^[ \t]*(?:export[ \t]+)?aws_secret_access_key[ \t]*[=:][ \t]*[\"']?[A-Za-z0-9/+]{30,}"
+    rb"|^(?:[^\n,]*,)?Access key ID,Secret access key",
+    re.M | re.IGNORECASE,
+)
 _BOTO = re.compile(rb"^[ \t]*gs_(?:oauth2_refresh_token|secret_access_key)[ \t]*=[ \t]*\S", re.M)
-_KUBECONFIG = re.compile(rb"^[ \t-]*(?:client-key-data|token|password):[ \t]*\S{8}", re.M)
+_KUBECONFIG = re.compile(
+    rb"(?:^|[{,])[ \t-]*[\"']?(?:client-key-data|token|password)[\"']?:[ \t]*\S{8}", re.M
+)
+_KIND_CONFIG = re.compile(rb"\bkind[\"']?:[ \t]*[\"']?Config\b")
 
 
 class SecretScan:
@@ -109,7 +124,9 @@ class SecretScan:
             return SERVICE_ACCOUNT if len(self._markers) == 2 else KEY
         if _is_binary_key(head):
             return KEY
-        if is_package_settings(self._components[-1]) and _SETTING.search(_text(head)):
+        if is_settings(self._components) and (
+            _SETTING.search(_text(head)) or _TOKEN_IN_URL.search(_text(head))
+        ):
             return "settings with a token or password"
         return _text_reason(_text(head)) if self._size <= HEAD else None
 
@@ -137,6 +154,8 @@ def _has_key(data: bytes) -> bool:
     if b"private-key" in data and _GPG_AGENT.search(data):
         return True
     if b"PrivateKey" in data and _WIREGUARD.search(data):
+        return True
+    if b"secret key" in data and _MINISIGN.search(data):
         return True
     if (b"AGE-SECRET-KEY-1" in data or b"age-secret-key-1" in data) and _AGE.search(data):
         return True
@@ -198,12 +217,12 @@ def _json_reason(parsed: dict[Any, Any]) -> str | None:
 
 def _text_reason(text: bytes) -> str | None:
     """Return the reason if the file consists of credentials, or None."""
-    if _HUGGING_FACE.fullmatch(text):
+    if _ONLY_A_TOKEN.fullmatch(text):
         return TOKEN
-    if _URL_LOGIN.match(text) or _NETRC.match(text.lstrip()):
+    if _URL_LOGIN.match(text) or _NETRC.search(text):
         return PASSWORDS
     if _AWS.search(text) or _BOTO.search(text):
         return CLOUD
-    if b"credential_type: Config" in text and b"clusters:" in text and _KUBECONFIG.search(text):
+    if _KIND_CONFIG.search(text) and b"clusters" in text and _KUBECONFIG.search(text):
         return CLOUD
     return None

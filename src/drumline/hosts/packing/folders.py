@@ -19,6 +19,12 @@ _HOME_MARKS = frozenset(
 )
 _HOME_ENTRIES = _HOME_MARKS | {"ssh", "code", "logs", "emulator", "server.log", "config.yaml"}
 _EMULATOR_ENTRIES = frozenset({"endpoint.json", "launch.lock", "hosts", "buckets"})
+_JOB_CHECKPOINTS = re.compile(r"[0-9a-f]{8}-\d{6,}")
+"""The name of a job's own folder below `checkpoint` (jobs/store/specs.py)."""
+_OLD_JOB_CHECKPOINTS = re.compile(r"\d{6,}")
+"""The same in version 0.1, where other folders may have such a name, too."""
+_DATE_AND_TIME = re.compile(r"20\d{6}-\d{6}")
+"""The form `20261119-143000`, which many programs give to their folders."""
 MOUNTS = Path("/proc/self/mountinfo")
 DRUMLINE_HOME = "Drumline's home"
 MOUNT = "mount point"
@@ -216,10 +222,13 @@ class FolderRules:
         if self._checkpoint is None:
             return False
         if self._checkpoint == self._root:  # each job has its own folder in it
-            return "/" not in folder and len(folder) >= 6 and folder.isdecimal()
+            return any(form.fullmatch(folder) for form in (_JOB_CHECKPOINTS, _OLD_JOB_CHECKPOINTS))
         return path == self._checkpoint
 
     def _is_checkpoints(self, folder: str, path: str, names: set[str]) -> bool:
+        name = os.path.basename(folder)
+        if _JOB_CHECKPOINTS.fullmatch(name) and not _DATE_AND_TIME.fullmatch(name):
+            return True
         if looks_like_checkpoints(path, names):
             return True
         # A program that trains in the working folder itself leaves its checkpoints there.

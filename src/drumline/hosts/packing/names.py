@@ -17,6 +17,7 @@ PASSWORDS = "password file"
 CLOUD = "cloud credentials"
 TOKEN = "access token"  # noqa: S105
 TERRAFORM = "Terraform state or variables"
+HISTORY = "history of commands"
 
 _FOLDERS: dict[tuple[str, ...], str] = {
     (".ssh",): "SSH folder",
@@ -60,6 +61,7 @@ _FILES: dict[str, str] = {
         CLOUD,
     ),
     **dict.fromkeys(("kaggle.json", ".vault-token"), TOKEN),
+    **dict.fromkeys((".*_history", ".*_history.*", ".lesshst", ".viminfo"), HISTORY),
     **dict.fromkeys(
         ("*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json", ".terraformrc"), TERRAFORM
     ),
@@ -79,19 +81,26 @@ _PATHS: dict[tuple[str, ...], str] = {
     (".cargo", "credentials"): TOKEN,
     (".cargo", "credentials.toml"): TOKEN,
     (".gem", "credentials"): TOKEN,
+    (".streamlit", "secrets.toml"): TOKEN,
 }
 """Files, by the last components of their path."""
 
 _EXAMPLES = (".example", ".sample", ".template")
 _BACKUP = re.compile(r"(?:~|\.(?:bak|backup|old|orig|save|sw[a-p]|tmp|copy))$")
-_PACKAGE_SETTINGS = {
+_SETTINGS = {
     ".npmrc", ".yarnrc", ".yarnrc.yml", ".pypirc", "pip.conf", "pip.ini", ".condarc", "uv.toml",
+    ".gitconfig", ".gitmodules",
 }  # fmt: skip
 
 
-def is_package_settings(name: str) -> bool:
-    """Return True for settings of npm, pip and the like, which may have a token or password."""
-    return bool(_variants(name) & _PACKAGE_SETTINGS)
+def is_settings(components: Sequence[str]) -> bool:
+    """Return True for settings of npm, pip, git and the like, which may have a token or password.
+
+    The folder of a bare repository, `lib.git`, has a file `config`.
+    """
+    *folders, name = components
+    in_repository = name == "config" and bool(folders) and folders[-1].endswith(".git")
+    return in_repository or bool(_variants(name) & _SETTINGS)
 
 
 def secret_folder(components: Sequence[str]) -> str | None:

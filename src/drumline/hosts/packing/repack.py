@@ -34,7 +34,7 @@ def repack(archive: Path) -> Archive | None:
                 for member in members:
                     if member.name in left_out:
                         continue
-                    writer.tar.addfile(member, tar.extractfile(member) if member.isreg() else None)
+                    writer.add(member, tar.extractfile(member) if member.isreg() else None)
                     if not member.name.startswith(f"{PACKAGE_FOLDER}/"):
                         files += 1
                         size += member.size

@@ -15,6 +15,9 @@ MAX_LISTED = 1000
 """The maximum number of files in the list of files that are left out."""
 _MAX_NAMED = 4
 
+EARLIEST_TIME = 315_619_200
+"""The second day of 1980 in UTC, which is in 1980 in every time zone."""
+
 OWNER_ONLY = "readable by you alone"
 UNREADABLE = "not readable by you"
 
@@ -50,6 +53,14 @@ class PackingRules:
     """The environment that names the user's home folder and Drumline's."""
 
 
+def archive_time(status: os.stat_result) -> int:
+    """Return the time of a file for its entry in the archive.
+
+    Python's zipfile refuses files from before 1980, which some build systems write.
+    """
+    return max(int(status.st_mtime), EARLIEST_TIME)
+
+
 def printable(name: str) -> str:
     """Return a file name as valid UTF-8."""
     return name.encode("utf-8", "backslashreplace").decode()
@@ -59,6 +70,15 @@ def left_out_json(entries: Sequence[LeftOut]) -> dict[str, Any]:
     """Return the JSON fields of the files that are left out: the first ones and their number."""
     listed = [entry.as_json() for entry in entries[:MAX_LISTED]]
     return {"left_out": listed, "left_out_total": len(entries)}
+
+
+def packing_notes(archive: Mapping[str, Any]) -> list[str]:
+    """Return the lines about an archive: the files that are left out, and the largest ones."""
+    largest = [
+        f"{printable(name)} ({size / 1e6:,.1f} MB)" for name, size in archive.get("largest") or ()
+    ]
+    lines = [f"largest files: {', '.join(largest)}; exclude files with .drumlineignore"]
+    return [*filter(None, [left_out_line(archive)]), *(lines if largest else [])]
 
 
 def left_out_line(entries: Mapping[str, Any]) -> str:

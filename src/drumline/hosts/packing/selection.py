@@ -30,6 +30,7 @@ from drumline.hosts.packing.rules import (
     CodeError,
     LeftOut,
     PackingRules,
+    archive_time,
     printable,
 )
 
@@ -107,7 +108,7 @@ class Selection:
                     self._left_out.setdefault(verdict.path, verdict)
                 elif verdict is None and name in self._rules.include:
                     raise CodeError(
-                        f"include: {printable(name)} cannot be sent, because it is no regular "
+                        f"include: {printable(name)} cannot be sent, because it is not a regular "
                         "file or is reached through a link"
                     )
                 elif verdict is not None:
@@ -192,6 +193,7 @@ class Selection:
         entry = tarfile.TarInfo(name)
         entry.size = size
         entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
+        entry.mtime = archive_time(status)
         return entry
 
     @contextmanager

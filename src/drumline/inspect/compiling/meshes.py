@@ -157,7 +157,7 @@ def _parse_shape(text: str, mesh: MeshAxes | None) -> Any:
     try:
         dtype = jnp.dtype(dtype_name(match["dtype"]))
     except TypeError:
-        raise UserError(f"--shapes {text!r}: {match['dtype']} is no type of arrays") from None
+        raise UserError(f"--shapes {text!r}: {match['dtype']} is not a type of arrays") from None
     spec = _parse_spec(text, match["axes"] or "", mesh)
     if len(spec) > len(sizes):
         raise UserError(f"--shapes {text!r} names {len(spec)} axes for {len(sizes)} dimensions")

@@ -133,7 +133,9 @@ def compile_program(
     if isinstance(function, jax.stages.Compiled):
         return _read_compiled(function, mesh)
     if compiler not in get_args(Compiler):
-        raise UserError(f"{compiler!r} is no compiler; there are {', '.join(get_args(Compiler))}")
+        raise UserError(
+            f"{compiler!r} is not a compiler; choose from {', '.join(get_args(Compiler))}"
+        )
     chosen = _choose_compiler(compiler, slice_type, mesh, arguments)
     device_kind = None if slice_type is None else f"TPU {slice_type.generation}"
     if chosen == "cpu" and slice_type is not None:

@@ -153,8 +153,8 @@ class _Liveness:
                     frees.setdefault(last_use[id(buffer)], []).append(buffer)
             callee = self._callee_peak(instruction)
             if size + callee.size > peak.size:
-                held = [LiveBuffer(buffer.name, buffer.size) for buffer in live.values()]
-                peak = _Peak(size + callee.size, [*_largest(held), *callee.buffers])
+                live_buffers = [LiveBuffer(buffer.name, buffer.size) for buffer in live.values()]
+                peak = _Peak(size + callee.size, [*_largest(live_buffers), *callee.buffers])
             for buffer in frees.pop(index, ()):
                 if live.pop(id(buffer), None) is not None:
                     size -= buffer.size

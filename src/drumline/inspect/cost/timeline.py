@@ -41,7 +41,7 @@ DEVICE = "device"
 COPIES = "copies"
 """The resource that copies between the memories of a device while it computes."""
 LINK_IS_FREE = -1
-"""The entry on the scheduler's agenda for a link that becomes free before its event ends."""
+"""The entry in the scheduler's event queue for a link that is free before its event ends."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Timeline:
     """True if a loop has an unknown trip count. It counts as one iteration."""
 
     def leaf_events(self, executions: int = 1) -> Iterator[tuple[TimelineEvent, int]]:
-        """Yield every event outside and inside loops and calls, with its number of executions."""
+        """Yield all events, also those inside loops and calls, with their numbers of executions."""
         for event in self.events:
             if event.body is None:
                 yield event, executions
@@ -96,7 +96,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class TimelineSimulator:
-    """Simulates the computations of a program on one machine."""
+    """A simulator of the computations of a program on one machine."""
 
     module: Module
     network: Network
@@ -121,7 +121,7 @@ class TimelineSimulator:
         """Run the kernels in program order. Only a `done` instruction waits for a collective."""
         now = 0.0
         free_at: dict[str, float] = {}
-        running: dict[str, int] = {}  # the event of each start, by its name or channel
+        running: dict[str, int] = {}  # indices of started events, by instruction name or channel
         events: list[TimelineEvent] = []
         for kernel in compiled_kernels(computation, self.module):
             primary = kernel.primary
@@ -136,7 +136,7 @@ class TimelineSimulator:
                 if start_name is None:
                     continue
                 index = running[start_name]
-                if is_update:  # a stage between start and done, which stands for the start
+                if is_update:  # a stage between start and done; the next stage refers to it
                     running[primary.name] = index
                 else:
                     wait = max(0.0, events[index].end - now)
@@ -284,8 +284,8 @@ def _permute_direction(collective: Instruction) -> str:
     pairs = parse_permute_pairs(collective.attributes.get("source_target_pairs", ""))
     if not pairs:
         return ""
-    upward = sum(1 if target > source else -1 for source, target in pairs)
-    return "up" if upward > 0 else "down"
+    net_direction = sum(1 if target > source else -1 for source, target in pairs)
+    return "up" if net_direction > 0 else "down"
 
 
 def _loop_iteration(callees: list[Timeline], overhead: float) -> Timeline:
@@ -304,8 +304,8 @@ def _loop_iteration(callees: list[Timeline], overhead: float) -> Timeline:
 
 def _used_links(timeline: Timeline) -> tuple[str, ...]:
     """Return the names of all links that a timeline uses."""
-    used = {link for event, _ in timeline.leaf_events() for link in event.resource.split("+")}
-    return tuple(sorted(used - {DEVICE, COPIES}))
+    resources = {name for event, _ in timeline.leaf_events() for name in event.resource.split("+")}
+    return tuple(sorted(resources - {DEVICE, COPIES}))
 
 
 def _list_schedule(events: list[TimelineEvent], dependencies: list[set[int]]) -> Timeline:
@@ -318,25 +318,25 @@ def _list_schedule(events: list[TimelineEvent], dependencies: list[set[int]]) ->
         for predecessor in predecessors:
             dependents[predecessor].append(index)
     path_seconds = _longest_paths(events, dependencies, dependents)
-    missing = [len(predecessors) for predecessors in dependencies]
+    open_dependencies = [len(predecessors) for predecessors in dependencies]
     ready: dict[str, list[tuple[float, int]]] = {}  # a heap of events for each resource
 
     def make_ready(index: int) -> None:
         heappush(ready.setdefault(events[index].resource, []), (-path_seconds[index], index))
 
-    for index, count in enumerate(missing):
+    for index, count in enumerate(open_dependencies):
         if count == 0:
             make_ready(index)
-    placed: list[TimelineEvent] = []
+    simulated: list[TimelineEvent] = []
     free_at: dict[str, float] = {}
     # A heap of future times with the event that ends then, or LINK_IS_FREE.
-    agenda: list[tuple[float, int]] = []
+    event_queue: list[tuple[float, int]] = []
     now = 0.0
     done = 0
     while done < len(events):
-        started = True
-        while started:
-            started = False
+        any_started = True
+        while any_started:
+            any_started = False
             for resource, queue in ready.items():
                 if not queue:
                     continue
@@ -345,27 +345,27 @@ def _list_schedule(events: list[TimelineEvent], dependencies: list[set[int]]) ->
                     continue
                 _, index = heappop(queue)
                 event = replace(events[index], start=now, end=now + events[index].seconds)
-                placed.append(event)
+                simulated.append(event)
                 for link in links:
                     free_at[link] = event.end - event.latency
-                heappush(agenda, (event.end, index))
+                heappush(event_queue, (event.end, index))
                 if event.latency:
-                    heappush(agenda, (event.end - event.latency, LINK_IS_FREE))
-                started = True
-        if not agenda:
+                    heappush(event_queue, (event.end - event.latency, LINK_IS_FREE))
+                any_started = True
+        if not event_queue:
             break  # a dependency cycle, which only malformed HLO has
-        now = agenda[0][0]
-        while agenda and agenda[0][0] <= now:
-            _, index = heappop(agenda)
+        now = event_queue[0][0]
+        while event_queue and event_queue[0][0] <= now:
+            _, index = heappop(event_queue)
             if index == LINK_IS_FREE:
                 continue
             done += 1
             for dependent in dependents[index]:
-                missing[dependent] -= 1
-                if missing[dependent] == 0:
+                open_dependencies[dependent] -= 1
+                if open_dependencies[dependent] == 0:
                     make_ready(dependent)
-    total = max((event.end for event in placed), default=0.0)
-    return _make_timeline(_assign_exposed_time(placed, total), total)
+    total = max((event.end for event in simulated), default=0.0)
+    return _make_timeline(_assign_exposed_time(simulated, total), total)
 
 
 def _longest_paths(
@@ -390,8 +390,8 @@ def _longest_paths(
 def _assign_exposed_time(events: list[TimelineEvent], total: float) -> list[TimelineEvent]:
     """Set the exposed time of the collectives.
 
-    Each gap of the device counts as exposed time of the collectives that run in it. Where several
-    run at once, the time counts for the first to start.
+    Each gap of the device counts as exposed time of the collectives that run in it. If several run
+    at once, the time counts for the one that started first.
     """
     busy = sorted((e.start, e.end) for e in events if e.resource == DEVICE and e.seconds > 0)
     gaps, cursor = [], 0.0
@@ -427,5 +427,5 @@ def _assign_exposed_time(events: list[TimelineEvent], total: float) -> list[Time
 def _make_timeline(events: list[TimelineEvent], total: float) -> Timeline:
     """Sort the events and drop those that take no time."""
     unknown = any(event.body is not None and event.body.unknown_trip_count for event in events)
-    lasting = [event for event in events if event.seconds > 0]
-    return Timeline(tuple(sorted(lasting, key=lambda event: event.start)), total, unknown)
+    timed_events = [event for event in events if event.seconds > 0]
+    return Timeline(tuple(sorted(timed_events, key=lambda event: event.start)), total, unknown)

@@ -215,9 +215,9 @@ class ExecutedInstruction:
     computation: Computation
     executions: Executions
     async_start: tuple[Instruction, Computation] | None = None
-    """The `async-start` that runs it, if it is in a computation of its own."""
+    """The `async-start` that runs the instruction, if it is in a computation of its own."""
     fusion: tuple[Instruction, Computation] | None = None
-    """The fusion that contains it."""
+    """The fusion that contains the instruction, if any."""
 
 
 def executed_instructions(module: Module) -> Iterator[ExecutedInstruction]:

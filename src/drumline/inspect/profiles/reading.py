@@ -79,7 +79,7 @@ class TraceOperation:
     module: str
     in_entry: bool = False
     start_name: str = ""
-    """For the end of an asynchronous operation, the name of its start."""
+    """The name of the start, if this is the end of an asynchronous operation."""
 
     @property
     def is_end(self) -> bool:
@@ -301,8 +301,8 @@ def _read_devices(trace: Trace, data: bytes, file: Path, host: str) -> list[Devi
         metadata = read_metadata(memoryview(data))
     except (RuntimeError, ValueError, IndexError):
         raise UserError(
-            f"{file} is no complete trace and may be truncated; copy it again, or trace again and "
-            "let the program end the trace before it exits"
+            f"{file} is not a complete trace and may be truncated; copy it again, or trace again "
+            "and let the program end the trace before it exits"
         ) from None
     devices = []
     planes = list(profile_data.planes)

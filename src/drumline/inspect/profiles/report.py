@@ -92,7 +92,9 @@ def read_estimate(file: Path) -> EstimatedStep:
         return _parse_estimate(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"--estimate {file} is no estimate of a step: {reason}; {hint}") from None
+        raise UserError(
+            f"--estimate {file} is not an estimate of a step: {reason}; {hint}"
+        ) from None
 
 
 def _parse_estimate(content: Any) -> EstimatedStep:

@@ -141,11 +141,11 @@ class _History:
     """The first and last points of a job's metrics, and the changes that are not saved yet."""
 
     first_time: float | None
-    """When the first point was observed."""
+    """The time when the first point was observed."""
     last_point: Point | None
     unsaved_points: list[Point] = field(default_factory=list)
     unsaved_since: float | None = None
-    """When the oldest unsaved change was observed."""
+    """The time when the oldest unsaved change was observed."""
 
 
 class Heartbeats:

@@ -1,7 +1,6 @@
 """The history of hosts, in memory and in the job database. The rules are in `core.host_history`."""
 
 import logging
-import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ FORGET_SECONDS = 30 * 24 * 3600.0
 """Seconds without a use after which a good host is forgotten."""
 HEALTH_SECONDS = 60.0
 """Seconds between two queries of the health source, which has one value per minute."""
-_LOCATION = re.compile(r"Physical location: (\S+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -97,18 +95,39 @@ class HostHistory:
         attempt: int,
     ) -> HostRecord:
         """Record evidence against a host that made an attempt fail."""
-        location = _LOCATION.search("\n".join((cause.error, *cause.tail)))
         kind = EvidenceKind(cause.proof) if cause.proof else EvidenceKind.START
+        name, location = name_of(cause.host, identity, placement), cause.location
+        claimants = [
+            host
+            for host in self._hosts.values()
+            if location and host.name != name and rules.claims_location(host, location)
+        ]
         evidence = Evidence(
-            kind, cause.error, self._wall(), job_id, attempt, located=location is not None
+            kind,
+            cause.error,
+            self._wall(),
+            job_id,
+            attempt,
+            located=bool(location) and not any(h.name.identity != location for h in claimants),
+            claimed=cause.claimed,
+            location=location,
         )
-        name = name_of(cause.host, identity, placement)
-        if location and name.strength is Strength.POSITION:
+        if location and not evidence.located:
+            for host in claimants:
+                self._save_if_possible(rules.withdraw_location(host, location))
+        if evidence.located and name.strength is Strength.POSITION:
             # Both names: the position recognizes the host within hours, and the location whenever
             # the driver reports it.
-            chip = HostName(location[1], Strength.LOCATION, placement.zone, placement.accelerator)
+            chip = HostName(location, Strength.LOCATION, placement.zone, placement.accelerator)
             self._add_evidence(chip, evidence)
         return self._add_evidence(name, evidence)
+
+    def confirm_failed_starts(self, job_id: str) -> None:
+        """Let failed starts of a job count, because the job now runs on other hosts."""
+        for host in list(self._hosts.values()):
+            confirmed = rules.confirm_failed_starts(host, job_id)
+            if confirmed is not host:
+                self._save_if_possible(confirmed)
 
     def _add_evidence(self, name: HostName, evidence: Evidence) -> HostRecord:
         host = self._hosts.get(name.identity)

@@ -26,7 +26,7 @@ class ZonePoll:
 
     zone: str
     at: float
-    """When the poll began."""
+    """The time when the poll began."""
     placements: dict[str, ListedPlacement]
     """The placements that exist in the zone, by name."""
     unknown: frozenset[str] = frozenset()
@@ -48,12 +48,12 @@ class ZonePolls:
     """The reason why the last poll failed, by zone."""
     _newest: dict[str, ZonePoll] = field(default_factory=dict)
     _began_at: dict[str, float] = field(default_factory=dict)
-    """When the last poll began, successful or not, by zone."""
+    """The time when the last poll began, successful or not, by zone."""
     _failures: dict[str, int] = field(default_factory=dict)
     """The number of consecutive polls that failed, by zone."""
     _due_at: dict[str, float] = field(default_factory=dict)
     _accepted_at: dict[str, float] = field(default_factory=dict)
-    """When the cloud accepted the request, by placement."""
+    """The time when the cloud accepted the request, by placement."""
 
     def take_due(self, zones: set[str]) -> list[str]:
         """Return the zones to poll now. They are not due again for another interval."""

@@ -15,6 +15,7 @@ from drumline.jobs.controller.program import build_program
 from drumline.jobs.controller.tasks import BackgroundTasks
 from drumline.jobs.core.state import Job, Placement
 from drumline.jobs.folders import Folders, trim_logs
+from drumline.jobs.slice_settings import names_instances, proxy_arguments
 from drumline.jobs.store.records import Record
 from drumline.observed import HostPhase, HostReport, ListedPlacement
 
@@ -74,8 +75,36 @@ class Sessions:
         """Return True if the program was stopped: it ended, or its time to end is over."""
         return attempt_key(job) in self._stopped
 
-    async def addresses(self, listed: ListedPlacement) -> list[Address]:
+    async def proxy_commands(
+        self, record: Record, listed: ListedPlacement
+    ) -> list[tuple[str, ...]]:
+        """Return the proxy command of each host, which is empty for a direct connection.
+
+        Raises CloudError if the command needs the names of the instances and they are unknown.
+        """
+        settings = record.spec.settings.over(self._config.slice_settings)
+        command, hosts = settings.proxy_command, len(listed.endpoints)
+        if command is None:
+            return [()] * hosts
+        names: list[str | None] = [""] * hosts
+        if names_instances(command):
+            names = await self._cloud.instance_names(listed)
+        if len(names) != hosts or None in names:
+            raise CloudError(
+                "ssh.proxy_command contains %n, and the cloud publishes no names of the instances; "
+                "allow guest attributes (compute.disableGuestAttributesAccess), or use %h"
+            )
+        return [
+            proxy_arguments(
+                command, host=endpoint.ssh_ip, port=endpoint.ssh_port, index=index,
+                zone=listed.zone, instance=name or "",
+            )
+            for index, (endpoint, name) in enumerate(zip(listed.endpoints, names, strict=True))
+        ]  # fmt: skip
+
+    async def addresses(self, record: Record, listed: ListedPlacement) -> list[Address]:
         """Return the address of each host, with its host key if the cloud publishes it."""
+        proxies = await self.proxy_commands(record, listed)
         try:
             keys = await self._cloud.host_keys(listed)
         except CloudError:
@@ -83,8 +112,8 @@ class Sessions:
         endpoints = listed.endpoints
         keys = [*keys, *[None] * len(endpoints)][: len(endpoints)]
         return [
-            Address(endpoint.ssh_ip, endpoint.ssh_port, endpoint.internal_ip, key)
-            for endpoint, key in zip(endpoints, keys, strict=True)
+            Address(endpoint.ssh_ip, endpoint.ssh_port, endpoint.internal_ip, key, proxy)
+            for endpoint, key, proxy in zip(endpoints, keys, proxies, strict=True)
         ]
 
     def open(self, record: Record, placement: Placement, addresses: Sequence[Address]) -> None:
@@ -216,7 +245,7 @@ class AttemptRunner:
         attempt, listed = record.job.attempt, self._polls.listed(placement)
         if attempt is None or listed is None or len(listed.endpoints) != placement.hosts:
             return
-        addresses = await self._sessions.addresses(listed)
+        addresses = await self._sessions.addresses(record, listed)
         if attempt.number > 3:
             logs, max_bytes = self._folders.logs(job_id), 3 * self._config.log_bytes // 4
             await asyncio.to_thread(trim_logs, logs, attempt.number, max_bytes)

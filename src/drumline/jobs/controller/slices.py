@@ -27,6 +27,7 @@ from drumline.jobs.controller.polling import ZonePoll, ZonePolls
 from drumline.jobs.controller.tasks import BackgroundTasks, RateLimit
 from drumline.jobs.core.state import Placement
 from drumline.jobs.folders import Folders
+from drumline.jobs.slice_settings import NO_SETTINGS, SliceSettings
 from drumline.jobs.store.records import Record, SliceRow, Store
 from drumline.observed import PlacementState, Refusal
 
@@ -43,12 +44,23 @@ SWEEP_SECONDS = 300.0
 class SliceRequests:
     """Requests for slices with this database's label, limited to a number per minute."""
 
-    def __init__(self, cloud: Cloud, owner: str, public_key: str, limit: RateLimit) -> None:
-        """`owner` is the label of all slices of this database. `public_key` is for SSH."""
+    def __init__(
+        self,
+        cloud: Cloud,
+        owner: str,
+        public_key: str,
+        limit: RateLimit,
+        defaults: SliceSettings = NO_SETTINGS,
+    ) -> None:
+        """`owner` is the label of all slices of this database. `public_key` is for SSH.
+
+        `defaults` are the settings for all jobs.
+        """
         self._cloud = cloud
         self._owner = owner
         self._public_key = public_key
         self._limit = limit
+        self._defaults = defaults
 
     def take_request(self) -> bool:
         """Return True if one more request may be made now, and count it."""
@@ -56,16 +68,18 @@ class SliceRequests:
 
     async def request(self, record: Record, placement: Placement) -> Refusal | None:
         """Request a placement. Return the refusal if the cloud refused it."""
+        settings = record.spec.settings.over(self._defaults)
         request = PlacementRequest(
             name=placement.name,
             zone=placement.zone,
             accelerator=placement.accelerator,
             image=slice_of(placement.accelerator).runtime_image or "",
             tier=record.spec.capacity,
-            labels={LABEL_OWNER: self._owner, LABEL_JOB: record.job.id},
+            labels={**settings.labels, LABEL_OWNER: self._owner, LABEL_JOB: record.job.id},
             # With OS Login, the hosts would ignore the key in the metadata.
             metadata={"ssh-keys": f"drumline:{self._public_key}", "enable-oslogin": "FALSE"},
             slices=placement.slices,
+            options=settings.options(),
         )
         try:
             await self._cloud.ask(request)
@@ -100,7 +114,7 @@ class Releases:
         """The checkpoint folder of each job that has a slice to delete."""
         self._retry_at: dict[str, float] = {}
         self._known_since: dict[str, float] = {}
-        """When this server first had to delete a slice, by its monotonic clock."""
+        """The time when this server first had to delete a slice, by its monotonic clock."""
         self._failures: dict[str, int] = {}
         self.errors: dict[str, str] = {}
         """The reason why the last delete failed, by slice."""

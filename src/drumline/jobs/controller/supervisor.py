@@ -41,6 +41,7 @@ from drumline.jobs.core.state import (
     Outcome,
     Placement,
     PlacementPhase,
+    Status,
 )
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
@@ -97,7 +98,7 @@ class Supervisor:
         self._clock = clock
         self._wall = wall
         limit = RateLimit(config.requests_per_minute, clock)
-        self._requests = SliceRequests(cloud, store.owner, public_key, limit)
+        self._requests = SliceRequests(cloud, store.owner, public_key, limit, config.slice_settings)
         self._availability = Availability(config.zone_backoff_scale, clock)
         self._last_inputs: dict[str, DecisionInputs] = {}
         """The inputs of the last decision on each job without a placement."""
@@ -387,6 +388,8 @@ class Supervisor:
                 self.host_history.record_failure(
                     cause, identity, placement, before.id, ended.attempt.number
                 )
+        if _works_elsewhere(before, decision.job):
+            self.host_history.confirm_failed_starts(before.id)
         if placement.proved or (after is not None and not after.proved):
             return
         for report in reports:
@@ -442,6 +445,18 @@ class Supervisor:
 
 def _candidate(placement: Placement) -> Candidate:
     return Candidate(placement.accelerator, placement.zone)
+
+
+def _works_elsewhere(before: Job, after: Job) -> bool:
+    """Return True if a job has just made progress, or succeeded, after it left a bad host."""
+    if not before.bad_hosts:
+        return False
+    if after.status is Status.SUCCEEDED and not before.status.ended:
+        return True
+    same_attempt = (
+        before.attempt and after.attempt and before.attempt.number == after.attempt.number
+    )
+    return bool(same_attempt) and after.bad_in_a_row < before.bad_in_a_row
 
 
 def _lost_its_slices(before: Job, after: Job) -> bool:

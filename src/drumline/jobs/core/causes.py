@@ -6,9 +6,11 @@ training.
 
 import re
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 from drumline.health.fault_report import BURN_IN_FAILED, FaultReport, parse_fault_report
+from drumline.hosts.agent.transient import find_transient_error
 from drumline.jobs.core.host_history import EvidenceKind
 from drumline.jobs.core.state import Cause, CauseKind
 from drumline.observed import HostPhase, HostReport
@@ -48,41 +50,322 @@ def ended_by_sigterm(report: HostReport) -> bool:
     return report.phase is HostPhase.EXITED and report.exit_code in {-15, 128 + 15}
 
 
+# --- The output of a program ------------------------------------------------------------------
+
+
+class Meaning(StrEnum):
+    """The cause of a failure, as far as the last output of a program or a set-up shows it."""
+
+    NONE = "no failure"
+    PROGRAM = "program"
+    BAD_HOST = "bad host"
+    AMBIGUOUS_START = "ambiguous start"
+    """The chips did not start, because of the host or of the program. Another host shows which."""
+    TRANSIENT = "transient"
+    """A set-up failed because of something that passes, such as a lock of apt."""
+    PREEMPTED = "preempted"
+    OTHER_HOST = "another host"
+    """The program lost its connection to another host, where the cause is."""
+    RESTART = "restart"
+    """The program saved its work and asks to be started again."""
+
+
+class ErrorPattern(NamedTuple):
+    """A pattern in the output of a failed program, and its meaning."""
+
+    pattern: str
+    meaning: Meaning
+    reason: str
+
+
+_BACKEND_TEXT = r"Unable to initialize backend '?tpu'?"
+ERROR_PATTERNS = (
+    # The program or its environment.
+    ErrorPattern(
+        r"libtpu\.so (?:is )?already in use|libtpu_lockfile", Meaning.PROGRAM,
+        "another process of the program uses the chips; the agent ends those of others",
+    ),
+    ErrorPattern(
+        r"TPU is already in use by (?:a )?process", Meaning.PROGRAM,
+        "another process of the program uses the chips; the agent ends those of others",
+    ),
+    ErrorPattern(r"SW_INJECT_ERROR", Meaning.PROGRAM, "another host failed"),
+    ErrorPattern(r"different launch id", Meaning.PROGRAM, "the hosts run different programs"),
+    ErrorPattern(r"RESOURCE_EXHAUSTED", Meaning.PROGRAM, "the program needs more memory"),
+    ErrorPattern(
+        r"libtpu\.so: cannot open shared object|Failed to open libtpu|No module named '?libtpu"
+        r"|Could not find registered platform|not in the list of known backends"
+        r"|no platforms that are instances of tpu|LoadPjrtPlugin is not implemented"
+        r"|PJRT API (?:minor |major )?version", Meaning.PROGRAM,
+        "the environment has no libtpu, or one that does not fit its JAX",
+    ),
+    # Host or program.
+    ErrorPattern(
+        r"No ba16c7433 device found", Meaning.AMBIGUOUS_START,
+        "libtpu finds no chip: its version may not fit the chip, or the chip is missing",
+    ),
+    ErrorPattern(
+        r"Failed to get global TPU topology", Meaning.AMBIGUOUS_START,
+        "the hosts did not agree on their chips: an image without the driver, or a bad host",
+    ),
+    ErrorPattern(
+        r"(?:/dev/vfio|/dev/accel|iommu group)[^\n]{0,80}Device or resource busy"
+        r"|Device or resource busy[^\n]{0,80}(?:/dev/vfio|/dev/accel|iommu group)",
+        Meaning.AMBIGUOUS_START, "a process that has ended by now, or the driver, held the chip",
+    ),
+    ErrorPattern(
+        r"(?:/dev/vfio|/dev/accel)[^\n]{0,80}(?:Permission denied|Operation not permitted)",
+        Meaning.AMBIGUOUS_START, "the program may not open the chip",
+    ),
+    ErrorPattern(
+        r"slice_builder_worker_addresses|No TPU Platform available|No TPU devices? (?:were )?found"
+        r"|TPU backend setup/compile error", Meaning.AMBIGUOUS_START, "the TPU does not start",
+    ),
+    # The host.
+    ErrorPattern(r"Couldn't open iommu group", Meaning.BAD_HOST, "the driver has lost the chip"),
+    ErrorPattern(
+        r"open\(/dev/(?:vfio|accel)", Meaning.BAD_HOST, "the chip cannot be opened"
+    ),
+    ErrorPattern(r"Failed to initialize TPU system", Meaning.BAD_HOST, "the chips do not start"),
+    ErrorPattern(r"TPU initialization failed", Meaning.BAD_HOST, "the chips do not start"),
+    ErrorPattern(r"No accelerator found", Meaning.BAD_HOST, "the chips are missing"),
+    ErrorPattern(
+        r"CHIP_DRIVER_ERROR", Meaning.BAD_HOST, "the driver reports an error of the chip"
+    ),
+    ErrorPattern(
+        r"index_on_host\(\) == i", Meaning.BAD_HOST,
+        "the host counts its chips wrongly, each time",
+    ),
+    ErrorPattern(
+        r"Mesh build was incomplete, unassigned nodes", Meaning.BAD_HOST, "the mesh misses chips"
+    ),
+    ErrorPattern(r"Physical location: \S+", Meaning.BAD_HOST, "libtpu names the chip"),
+    ErrorPattern(
+        r"missed \d+ health checks", Meaning.BAD_HOST, "the runtime lost the chip's controller"
+    ),
+    # Any other error of the TPU's backend.
+    ErrorPattern(_BACKEND_TEXT, Meaning.AMBIGUOUS_START, "the TPU does not start"),
+    # Another host, or the cloud.
+    ErrorPattern(
+        r"PollForError|Polled an error from coordination service|another task died"
+        r"|task:\d+ heartbeat timeout|Barrier timed out|barrier[^\n]{0,80}timed out"
+        r"|Failed to send RPC to coordination service|coordination service[^\n]{0,40}fatal error"
+        r"|RegisterTask|cluster registration failed"
+        r"|SLICE_FAILURE_WORKER_UNAVAILABLE", Meaning.OTHER_HOST,
+        "the program lost its connection to another host",
+    ),
+    ErrorPattern(
+        r"\b(?:was|been|being|is) preempted|preemption (?:notice|event)|ACPI G2 Soft Off"
+        r"|TERMINATE_ON_HOST_MAINTENANCE", Meaning.PREEMPTED, "the cloud took the host back",
+    ),
+)  # fmt: skip
+"""The first pattern that matches decides: an excuse of the host outweighs the errors that follow
+from it, and an error that names its cause outweighs one that does not."""
+
+CRASH_AT_START_SECONDS = 60.0
+"""Seconds after the start within which a segmentation fault means a bad host. libtpu crashes like
+this on chips that do not answer."""
+
+_PATTERNS = [(re.compile(e.pattern, re.IGNORECASE), e) for e in ERROR_PATTERNS]
+_TRACEBACK = "Traceback (most recent call last)"
+_BACKEND = re.compile(_BACKEND_TEXT, re.IGNORECASE)
+_LOST_CONNECTION = re.compile(
+    r"connection (?:was )?(?:reset|closed) by peer|socket closed", re.IGNORECASE
+)
+_MAX_CHARACTERS = 200_000
+_SEGMENTATION_FAULTS = (139, -11)
+
+
+def find_fault_report(text: str) -> FaultReport | None:
+    """Return the first fault_report in a program's output, first one that names a host."""
+    fault_reports = [
+        report for line in text.splitlines() if (report := parse_fault_report(line)) is not None
+    ]
+    naming_host = [fault_report for fault_report in fault_reports if fault_report.host is not None]
+    return next(iter([*naming_host, *fault_reports]), None)
+
+
+class Judgement(NamedTuple):
+    """The meaning of a program's last output."""
+
+    meaning: Meaning
+    reason: str
+    words: str = ""
+    """The error without its numbers and addresses, to compare it with that of another machine."""
+
+
+def judge_output(exit_code: int | None, output: str, run_seconds: float | None = None) -> Judgement:
+    """Return the meaning of the last output of a program or a set-up, by its exit code.
+
+    Output of a program that exited with 0, or still runs, proves nothing. Neither does a pattern
+    before a traceback about something else, because the program continued after it. Output shows
+    a suspicion at most: the host history excludes no host because of it alone.
+    """
+    if exit_code is None or exit_code == 0:
+        return Judgement(Meaning.NONE, "the program did not fail")
+    if exit_code == EXIT_FOR_RESTART:
+        return Judgement(Meaning.RESTART, "the program saved its work and asks for a restart")
+    output = output[-_MAX_CHARACTERS:]
+    traceback = output.find(_TRACEBACK)
+    if traceback >= 0 and not _BACKEND.search(output, traceback):
+        output = output[traceback:]
+    for pattern, entry in _PATTERNS:
+        match = pattern.search(output)
+        if match is not None:
+            return Judgement(entry.meaning, entry.reason, _words(output, match))
+    at_start = run_seconds is not None and 0 <= run_seconds <= CRASH_AT_START_SECONDS
+    if exit_code in _SEGMENTATION_FAULTS and at_start:
+        return Judgement(Meaning.BAD_HOST, "libtpu crashes like this on chips that do not answer")
+    if exit_code in {-15, 128 + 15}:
+        return Judgement(Meaning.PREEMPTED, "a SIGTERM from outside Drumline ended the program")
+    passing = "" if traceback >= 0 else find_transient_error(output)
+    if passing:
+        return Judgement(Meaning.TRANSIENT, passing)
+    if _LOST_CONNECTION.search(output):
+        return Judgement(Meaning.OTHER_HOST, "the program lost its connection to another host")
+    if exit_code in {-9, 128 + 9}:
+        return Judgement(Meaning.PROGRAM, "killed, most likely because memory ran out")
+    return Judgement(Meaning.PROGRAM, "no known error of hosts or of the cloud")
+
+
+_VARYING = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
+
+
+def _words(output: str, match: re.Match[str]) -> str:
+    """Return the rest of the line from a match on, without numbers."""
+    end = output.find("\n", match.start())
+    line = output[match.start() : end if end >= 0 else None]
+    return _VARYING.sub("#", line)[:200]
+
+
+def indicates_bad_host(
+    exit_code: int | None, output: str, run_seconds: float | None = None
+) -> bool:
+    """Return True if the last output of a program shows that it failed because of its host."""
+    return judge_output(exit_code, output, run_seconds).meaning is Meaning.BAD_HOST
+
+
+def is_chip_error(error: str) -> bool:
+    """Return True if a host could not be prepared because its chips cannot be opened.
+
+    The agent has ended all earlier programs by then, so a busy chip is an error of the host.
+    """
+    meaning = judge_output(1, error).meaning
+    return meaning in {Meaning.BAD_HOST, Meaning.AMBIGUOUS_START}
+
+
 # --- The first host that failed ---------------------------------------------------------------
 
 
-def find_cause(failed: Sequence[HostReport], reports: Sequence[HostReport]) -> Cause:
+def find_cause(
+    failed: Sequence[HostReport], reports: Sequence[HostReport], starting: bool = True
+) -> Cause:
     """Return the cause of a failure: the earliest error among the `failed` hosts of all `reports`.
 
     The other hosts fail as a consequence. An exception is a burn-in or a training that names the
     host whose chip computes wrong results. Then that host is the cause, whichever host reports it.
+    `starting` says that the program has made no step yet. Then a host that still runs may be the
+    one that the failed hosts waited for.
     """
     hosts = len(reports)
     fault_report = _find_fault_report_by_host(failed)
     if fault_report is not None:
         return _cause_of_fault_report(*fault_report, reports)
+    hanging = _host_that_others_waited_for(failed, reports) if starting else None
+    if hanging is not None:
+        return hanging
     first, second = _first_two(failed)
     ahead_seconds = None
     if second is not None and first.error_at is not None and second.error_at is not None:
         ahead_seconds = round(second.error_at - first.error_at, 3)
-    output = "\n".join((first.error, *first.tail))
-    error, evidence = first.error, ""
-    if first.phase is HostPhase.MISSING:
-        kind, evidence = CauseKind.BAD_HOST, EvidenceKind.START
-        error = first.error or "rebooted, the program is gone"
-    elif indicates_bad_host(first.exit_code, output, _run_seconds(first)) or (
-        first.phase is HostPhase.FAILED and is_chip_error(first.error)
-    ):
-        kind, evidence = CauseKind.BAD_HOST, EvidenceKind.START
-    elif first.phase is HostPhase.FAILED:
-        kind = CauseKind.SETUP_FAILED
-    elif requested_restart(first):
-        kind = CauseKind.RESTART_REQUESTED
-    elif ended_by_sigterm(first):
-        kind, error = CauseKind.SIGTERM, "stopped by SIGTERM from outside Drumline"
-    else:
-        kind, error = CauseKind.PROGRAM_FAILED, first.error or f"exit code {first.exit_code}"
-    return Cause(kind, first.index, hosts, error, first.tail, ahead_seconds, evidence)
+    kind, error, judgement = _judge_host(first)
+    if kind is CauseKind.AMBIGUOUS_START and not starting:
+        kind = CauseKind.PROGRAM_FAILED
+    bad_host = kind is CauseKind.BAD_HOST
+    return Cause(
+        kind,
+        first.index,
+        hosts,
+        error,
+        first.tail,
+        ahead_seconds,
+        proof=EvidenceKind.START if bad_host else "",
+        claimed=bad_host and judgement is not None and not first.location,
+        location=first.location if bad_host else "",
+        words=judgement.words if judgement and kind is CauseKind.AMBIGUOUS_START else "",
+    )
+
+
+def _judge_host(report: HostReport) -> tuple[CauseKind, str, Judgement | None]:
+    """Return the kind of a host's failure, its error, and the judgement of the program's output.
+
+    The judgement is None if the host itself reports its fault.
+    """
+    error = report.error
+    if report.phase is HostPhase.MISSING:
+        return CauseKind.BAD_HOST, error or "rebooted, the program is gone", None
+    if report.phase is HostPhase.FAILED and is_chip_error(error):
+        return CauseKind.BAD_HOST, error, None
+    if report.phase is HostPhase.FAILED:
+        return CauseKind.SETUP_FAILED, error, None
+    if report.chip_error:
+        return CauseKind.BAD_HOST, f"{error}; {report.chip_error}".removeprefix("; "), None
+    if report.chip_holder:
+        return CauseKind.PROGRAM_FAILED, f"{error}; the chip is held by {report.chip_holder}", None
+    judgement = judge_output(
+        report.exit_code, "\n".join((error, *report.tail)), _run_seconds(report)
+    )
+    match judgement.meaning:
+        case Meaning.BAD_HOST:
+            return CauseKind.BAD_HOST, error, judgement
+        case Meaning.AMBIGUOUS_START:
+            return CauseKind.AMBIGUOUS_START, error, judgement
+    if requested_restart(report):
+        return CauseKind.RESTART_REQUESTED, error, judgement
+    if ended_by_sigterm(report):
+        return CauseKind.SIGTERM, "stopped by SIGTERM from outside Drumline", judgement
+    return CauseKind.PROGRAM_FAILED, error or f"exit code {report.exit_code}", judgement
+
+
+_NAMED_TASK = re.compile(r"/task:(\d{1,6})|\btask[ _](?:id[ =:]*)?(\d{1,6})")
+
+
+def _host_that_others_waited_for(
+    failed: Sequence[HostReport], reports: Sequence[HostReport]
+) -> Cause | None:
+    """Return the cause if all failed hosts waited for a host that still runs and made no step.
+
+    Such a host hangs in the start of libtpu. Its siblings give up, and their program is not the
+    cause. If several hosts still run and no error names one, none of them is suspect.
+    """
+    running = [r for r in reports if r.phase is HostPhase.RUNNING and r.rank is not None]
+    if not running or not all(_waited_for_another(report) for report in failed):
+        return None
+    if any(report.error or _TRACEBACK in "\n".join(report.tail) for report in running):
+        return None  # its program failed, and JAX waits for the other hosts at the exit
+    texts = " ".join(text for report in failed for text in (report.error, *report.tail))
+    named = {int(a or b) for a, b in _NAMED_TASK.findall(texts)}
+    suspects = [report for report in running if report.rank in named] or running
+    first = min(failed, key=lambda report: (report.error_at or 0.0, report.index))
+    error = f"hangs at the start, while host {first.index} gave up waiting for it: {first.error}"
+    single = len(suspects) == 1
+    return Cause(
+        CauseKind.BAD_HOST,
+        suspects[0].index,
+        len(reports),
+        error,
+        suspects[0].tail,
+        proof=EvidenceKind.START if single else "",
+        claimed=single,
+    )
+
+
+def _waited_for_another(report: HostReport) -> bool:
+    """Return True if the program ended only because another host did not answer it."""
+    if report.phase is not HostPhase.EXITED or requested_restart(report):
+        return False
+    output = "\n".join((report.error, *report.tail))
+    return judge_output(report.exit_code, output).meaning is Meaning.OTHER_HOST
 
 
 def _first_two(failed: Sequence[HostReport]) -> tuple[HostReport, HostReport | None]:
@@ -156,84 +439,3 @@ def _without_symptoms(by_time: Sequence[HostReport]) -> HostReport:
         return first
     as_early = [r for r in by_time if (r.error_at or 0.0) - first.error_at <= CLOCK_SKEW]
     return next((r for r in as_early if r.error and not _SYMPTOM.search(r.error)), first)
-
-
-# --- Bad hosts --------------------------------------------------------------------------------
-
-
-class ErrorPattern(NamedTuple):
-    """A pattern in the output of a failed program, and its meaning for the host."""
-
-    pattern: str
-    bad_host: bool
-    reason: str
-
-
-ERROR_PATTERNS = (
-    ErrorPattern(r"Couldn't open iommu group", True, "the driver has lost the chip"),
-    ErrorPattern(r"open\(/dev/vfio", True, "the chip cannot be opened although no process uses it"),
-    ErrorPattern(r"Failed to initialize TPU system", True, "the chips do not start"),
-    ErrorPattern(r"TPU initialization failed", True, "the chips do not start"),
-    ErrorPattern(r"No accelerator found", True, "the chips are missing"),
-    ErrorPattern(r"CHIP_DRIVER_ERROR", True, "the driver reports an error of the chip"),
-    ErrorPattern(r"index_on_host\(\) == i", True, "the host counts its chips wrongly, each time"),
-    ErrorPattern(r"Mesh build was incomplete, unassigned nodes", True, "the mesh misses chips"),
-    ErrorPattern(r"Physical location: \S+", True, "libtpu names the chip"),
-    ErrorPattern(r"missed \d+ health checks", True, "the runtime lost the chip's controller"),
-    ErrorPattern(
-        r"libtpu\.so already in use", False, "a process uses the chips; the agent ends it"
-    ),
-    ErrorPattern(r"libtpu_lockfile", False, "a process uses the chips; the agent ends it"),
-    ErrorPattern(r"TPU is already in use by process", False, "as above"),
-    ErrorPattern(r"SW_INJECT_ERROR", False, "another host failed, and this one reports it"),
-    ErrorPattern(r"different launch id", False, "the hosts run different programs"),
-    ErrorPattern(r"RESOURCE_EXHAUSTED", False, "the program needs more memory than there is"),
-)
-"""A pattern that excuses the host outweighs the others, which follow from it."""
-
-CRASH_AT_START_SECONDS = 60.0
-"""Seconds after the start within which a segmentation fault means a bad host. libtpu crashes like
-this on chips that do not answer."""
-
-_BAD_HOST = re.compile("|".join(e.pattern for e in ERROR_PATTERNS if e.bad_host), re.IGNORECASE)
-_EXCUSE = re.compile("|".join(e.pattern for e in ERROR_PATTERNS if not e.bad_host), re.IGNORECASE)
-_TRACEBACK = "Traceback (most recent call last)"
-_BACKEND = re.compile(r"Unable to initialize backend 'tpu'", re.IGNORECASE)
-_MAX_CHARACTERS = 200_000
-_SEGMENTATION_FAULTS = (139, -11)
-
-
-def find_fault_report(text: str) -> FaultReport | None:
-    """Return the first fault_report in a program's output, first one that names a host."""
-    fault_reports = [
-        report for line in text.splitlines() if (report := parse_fault_report(line)) is not None
-    ]
-    naming_host = [fault_report for fault_report in fault_reports if fault_report.host is not None]
-    return next(iter([*naming_host, *fault_reports]), None)
-
-
-def indicates_bad_host(
-    exit_code: int | None, output: str, run_seconds: float | None = None
-) -> bool:
-    """Return True if the last output of a program shows that it failed because of its host.
-
-    Output of a program that exited with 0, or still runs, proves nothing. Neither does a pattern
-    before a traceback about something else, because the program continued after it. A leftover
-    process that uses the chips does not make a host bad, because the agent ends it.
-    """
-    if exit_code is None or exit_code == 0:
-        return False
-    output = output[-_MAX_CHARACTERS:]
-    traceback = output.find(_TRACEBACK)
-    if traceback >= 0 and not _BACKEND.search(output, traceback):
-        output = output[traceback:]
-    if _EXCUSE.search(output):
-        return False
-    at_start = run_seconds is not None and 0 <= run_seconds <= CRASH_AT_START_SECONDS
-    crashed = exit_code in _SEGMENTATION_FAULTS and at_start
-    return crashed or bool(_BAD_HOST.search(output))
-
-
-def is_chip_error(error: str) -> bool:
-    """Return True if a host could not be prepared because its chips cannot be opened."""
-    return bool(_BAD_HOST.search(error)) and not _EXCUSE.search(error)

@@ -14,11 +14,17 @@ from drumline.jobs.core.causes import (
 )
 from drumline.jobs.core.host_history import EvidenceKind
 from drumline.jobs.core.outcomes import (
+    FIRST_CONTACT_ADVICE,
     RESTART_MESSAGES,
     after_preemption,
     current_attempt,
+    end_unreachable,
     format_duration,
+    is_fault_of_program,
+    record_ambiguous_start,
+    replace_after_ambiguous_start,
     replace_bad_host,
+    replace_unreachable,
     with_reason,
 )
 from drumline.jobs.core.state import (
@@ -33,7 +39,7 @@ from drumline.jobs.core.state import (
     Timeouts,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed import HostPhase, HostReport, PlacementState
+from drumline.observed import ContactFailure, HostPhase, HostReport, PlacementState
 
 FIRST_AND_LAST_STEP_FACTOR = 3.0
 """Factor on the time limit of an attempt's first and last step. Programs compile and restore at the
@@ -46,8 +52,15 @@ start, and evaluate and export at the end, which takes longer than any pause in 
 def check_silence(
     job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision | None:
-    """Check whether a host was silent for too long: its slice is lost, or the host is bad."""
+    """Check whether a host was silent for too long: its slice is lost, or the host is bad.
+
+    If no host of a slice was ever reached, the cause is the network or the login, not a host.
+    """
     observation, reports = observations.placement, observations.reports
+    may_run = current_attempt(job).running_at is not None
+    never_reached = not may_run and all(
+        r.heard_at is None and r.contact in FIRST_CONTACT_ADVICE for r in reports
+    )
     for report in reports:
         since = _silent_since(report, observations)
         finished = report.phase is HostPhase.EXITED and not has_failed(report)
@@ -55,6 +68,10 @@ def check_silence(
             continue
         silence = now - since
         never_heard = report.heard_at is None
+        if report.contact is ContactFailure.MISSING_FILE and not may_run:
+            if not never_heard or silence > timeouts.silence:
+                return end_unreachable(job, placement, report.detail, now)
+            continue
         limit = timeouts.first_contact if never_heard else timeouts.bad_silence
         if silence <= min(timeouts.silence, limit):
             continue
@@ -62,21 +79,33 @@ def check_silence(
         listed = observation.listed if observation else None
         if polled_since and (listed is None or listed.state is not PlacementState.READY):
             state = listed.cloud_state if listed and listed.slices else "gone"
-            reason = f"host {report.index} silent, the slice is {state}"
+            reason = f"host {report.index} is silent, and the slice is {state}"
             return after_preemption(job, placement, reason, now, observations.steps)
         message = f"no report from host {report.index} for {format_duration(silence)}"
-        if polled_since and silence > limit:
+        key_refused = report.contact is ContactFailure.KEY_REFUSED
+        if report.contact in _CAUSES_HERE or (key_refused and may_run):
+            # The host answers, or was not asked. The program continues there.
+            side = "" if key_refused else "this machine cannot connect to it, "
+            message += f": {side}{report.detail}"
+        elif polled_since and silence > limit:
+            if never_reached:
+                failures = [r.contact for r in reports if r.contact is not None]
+                return replace_unreachable(job, placement, failures, now)
             cause = Cause(
                 CauseKind.BAD_HOST,
                 report.index,
                 len(reports),
                 message,
                 report.tail,
-                proof=EvidenceKind.START,
+                proof="" if key_refused else EvidenceKind.START,
             )
             return replace_bad_host(job, placement, cause, observations, now, idle=False)
         return _wait_for_reports_and_poll(with_reason(job, message), placement)
     return None
+
+
+_CAUSES_HERE = frozenset({ContactFailure.LOCAL, ContactFailure.MISSING_FILE})
+"""Failures of this machine, which say nothing about a host."""
 
 
 def _silent_since(report: HostReport, observations: Observations) -> float | None:
@@ -117,9 +146,18 @@ def check_failures(
     since = attempt.failed_at + (timeouts.shutdown if host_may_shut_down else 0.0)
     if not (settled and _reported_and_polled_since(since, observations)):
         return _wait_for_reports_and_poll(job, placement)
-    cause = find_cause(failed, reports)
+    cause = find_cause(failed, reports, starting=observations.steps is None)
     if cause.kind == CauseKind.BAD_HOST:
         return replace_bad_host(job, placement, cause, observations, now, idle=idle)
+    if cause.kind == CauseKind.AMBIGUOUS_START:
+        identity = next(r.identity for r in reports if r.index == cause.host)
+        machine = identity.get("physical_host") or f"{placement.name}/{cause.host}"
+        job = record_ambiguous_start(job, cause, machine)
+        if not is_fault_of_program(job):
+            return replace_after_ambiguous_start(job, placement, cause, idle=idle)
+        machines = len(job.unclear_on)
+        same = f"the same on {machines} machines" if machines > 1 else "on other slices too"
+        cause = replace(cause, kind=CauseKind.PROGRAM_FAILED, error=f"{cause.error} ({same})")
     message = f"{cause.kind} on host {cause.host}: {cause.error}"
     return _stop(job, placement, cause, RESTART_MESSAGES.get(cause.kind, message))
 

@@ -6,7 +6,8 @@ a job was given is remembered, under its most specific name, with the evidence a
 - A *measured* fault, found by a burn-in or a replay, excludes the host for a week. If it is granted
   again, it must pass a long burn-in before it is used.
 - A failure at the *start* of a program makes the host suspect, because the program may be the
-  cause. If that happens to two jobs within a day, the host is excluded and refused without a test:
+  cause. The output of a program alone excludes no host: it counts once the program runs on other
+  hosts. If that happens to two jobs within a day, the host is excluded and refused without a test:
   a burn-in may pass on a host where no program can start.
 - A host is also refused if training steps differ again after it passed such a burn-in, because the
   burn-in does not detect its fault.
@@ -64,7 +65,7 @@ class EvidenceKind(StrEnum):
     """The source of a piece of evidence."""
 
     START = "start"
-    """A program failed to start on the host, or the host fell silent under it."""
+    """A program failed to start on the host, or the host stopped reporting while it ran."""
     BURN_IN = "burn-in"
     REPLAY = "replay"
     """A repeated training step gave different bits, on this host alone."""
@@ -73,7 +74,7 @@ class EvidenceKind(StrEnum):
     MANUAL = "hand"
     """A person excluded the host."""
     PASSED = "passed"
-    """In favour of the host: it passed a long burn-in."""
+    """The host passed a long burn-in, which counts in its favour."""
 
 
 _MEASURED = frozenset({EvidenceKind.BURN_IN, EvidenceKind.REPLAY, EvidenceKind.HEALTH_SOURCE})
@@ -93,7 +94,12 @@ class Evidence:
     mass: bool = False
     """True if so many hosts went bad at once that the evidence counts against none of them."""
     until: float | None = None
-    """When an exclusion by a person ends; None is never."""
+    """The time when an exclusion by a person ends; None if it does not end."""
+    claimed: bool = False
+    """True if only the output of a program says so. Then it makes the host suspect and excludes
+    nobody, until the same program runs on other hosts."""
+    location: str = ""
+    """The physical location of the chip, from libtpu's own log."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,11 @@ class HostRecord:
 
     def _excluded_by_starts(self, now: float) -> float | None:
         """Return until when failed starts exclude the host: two jobs in a day, or a named chip."""
-        starts = [e for e in self.evidence if e.proof is EvidenceKind.START and not e.mass]
+        starts = [
+            e
+            for e in self.evidence
+            if e.proof is EvidenceKind.START and not e.mass and not e.claimed
+        ]
         for newest in reversed(starts):
             end = newest.at + self._duration(EXCLUSION_SECONDS)
             if end <= now:
@@ -269,6 +279,33 @@ def withdraw_failed_starts(host: HostRecord, job: str) -> HostRecord:
 def is_failed_start(evidence: Evidence, job: str) -> bool:
     """Return True for a failed start of this job that the job itself may have caused."""
     return evidence.proof is EvidenceKind.START and evidence.job == job and not evidence.located
+
+
+def confirm_failed_starts(host: HostRecord, job: str) -> HostRecord:
+    """Return the host after a job that failed to start there runs on other hosts."""
+    evidence = tuple(
+        replace(e, claimed=False) if e.job == job and e.claimed else e for e in host.evidence
+    )
+    return host if evidence == host.evidence else replace(host, evidence=evidence)
+
+
+def claims_location(host: HostRecord, location: str) -> bool:
+    """Return True if evidence against a host names this physical location."""
+    return any(e.location == location for e in host.evidence)
+
+
+def withdraw_location(host: HostRecord, location: str) -> HostRecord:
+    """Return the host without a location that several machines claim, as one of them at most is
+    there. The name of a place without evidence is good again.
+    """
+    if host.name.strength is Strength.LOCATION:
+        return replace(host, evidence=tuple(e for e in host.evidence if e.location != location))
+    return replace(
+        host,
+        evidence=tuple(
+            replace(e, located=False) if e.location == location else e for e in host.evidence
+        ),
+    )
 
 
 def forgive(host: HostRecord) -> HostRecord:

@@ -1,11 +1,11 @@
 """The life of a job: `decide(job, observations, now)` returns its next state and the effects.
 
 The functions here are pure: no I/O, no clock. The supervisor observes, calls `decide`, saves the
-decision, and only then acts. After a crash the saved state alone therefore says what was in
-progress. Each effect is idempotent, and `decide` returns it again until its result is observed.
+decision, and only then acts. After a crash, the saved state therefore shows what was in progress.
+Each effect is idempotent, and `decide` returns it again until its result is observed.
 
-Nothing is assumed that was not observed: without a fresh poll of the zone, no slice counts as lost
-and no host as bad. `diagnosis` finds out what went wrong on a slice. `outcomes` decides what
+Decisions rest on observations only. Without a fresh poll of the zone, no slice counts as lost and
+no host counts as bad. `diagnosis` finds out what went wrong on a slice. `outcomes` decides what
 follows when an attempt or a job is over.
 """
 
@@ -62,7 +62,7 @@ from drumline.observed import (
 
 
 def decide(job: Job, observations: Observations, now: float, timeouts: Timeouts) -> Decision:
-    """Return the next state of a job and what follows; the job itself if nothing changes."""
+    """Return the next state of a job, its effects and events; the same job if nothing changes."""
     decision = _decide(job, observations, now, timeouts)
     return release_when_unneeded(decision, observations)
 
@@ -73,20 +73,20 @@ def _decide(job: Job, observations: Observations, now: float, timeouts: Timeouts
     if job.wish is DesiredState.RESTART and not ready:
         return resume_job(job)
     if placement is None:
-        return _without_placement(job, observations, now)
+        return _decide_without_placement(job, observations, now)
     if job.status.ended:
         return _keep_for_resume(job, placement, observations, now)
     if placement.phase is PlacementPhase.REQUESTING:
         return _repeat_request(job, placement, now)
     if ready:
-        return _on_slices(job, placement, observations, now, timeouts)
+        return _decide_on_slices(job, placement, observations, now, timeouts)
     return _wait_for_slices(job, placement, observations, now, timeouts)
 
 
 # --- No placement -----------------------------------------------------------------------------
 
 
-def _without_placement(job: Job, observations: Observations, now: float) -> Decision:
+def _decide_without_placement(job: Job, observations: Observations, now: float) -> Decision:
     if job.status.ended:
         return Decision(job)
     if job.wish is not DesiredState.RUN:
@@ -126,7 +126,7 @@ def _request(job: Job, candidate: Candidate, now: float) -> Decision:
     )
     text = f"{candidate.accelerator} in {candidate.zone}"
     return Decision(
-        with_reason(job, f"asking for {text}", Status.WAITING),
+        with_reason(job, f"requesting {text}", Status.WAITING),
         effects=(Effect(EffectKind.REQUEST, placement),),
         events=(Event("asked", text),),
     )
@@ -159,19 +159,19 @@ def request_refused(job: Job, refusal: Refusal, now: float, timeouts: Timeouts) 
         # Nothing exists in the cloud, so the same request is repeated under the same name.
         decision = Decision(with_reason(with_backoff(job, now, timeouts), refusal.message))
         return release_if_blocking(decision, refusal.fault)
-    decision = _placement_refused(job, placement, refusal, now, timeouts)
+    decision = _drop_refused_placement(job, placement, refusal, now, timeouts)
     return release_when_unneeded(decision, Observations())
 
 
-def _placement_refused(
+def _drop_refused_placement(
     job: Job, placement: Placement, refusal: Refusal, now: float, timeouts: Timeouts
 ) -> Decision:
-    """Decide what follows when the slices will not come. Release what is left of the request."""
+    """Drop a request that yields no slices: delete it in the cloud and decide what follows."""
     message = refusal.message
     release = Effect(EffectKind.RELEASE, placement, message)
     match action_for(refusal.fault):
         case RefusalAction.NEXT_CANDIDATE:
-            return release_if_blocking(_next_candidate(job, placement, message), refusal.fault)
+            return release_if_blocking(_try_next_candidate(job, placement, message), refusal.fault)
         case RefusalAction.RETRY:
             job = with_backoff(replace(job, placement=None), now, timeouts)
             decision = Decision(
@@ -181,8 +181,7 @@ def _placement_refused(
             )
             return release_if_blocking(decision, refusal.fault)
         case RefusalAction.PREEMPTION:
-            # The backoff limits the requests to a cloud that preempts every slice before it is
-            # ready.
+            # Back off, because the cloud may preempt every slice before it is ready.
             return after_preemption(with_backoff(job, now, timeouts), placement, message, now)
         case RefusalAction.GIVE_UP:
             return finish_job(
@@ -207,26 +206,26 @@ def _wait_for_slices(
     if listed is None or lost_reason is not None:
         refusal = listed.refusal if listed else None
         preemption = Refusal(Fault(FaultKind.PREEMPTED, Scope.ZONE), lost_reason or "")
-        return _placement_refused(job, placement, refusal or preemption, now, timeouts)
+        return _drop_refused_placement(job, placement, refusal or preemption, now, timeouts)
     if listed.state is PlacementState.READY and len(listed.endpoints) == placement.hosts:
-        return _slices_ready(job, placement, now)
+        return _run_on_ready_slices(job, placement, now)
     if listed.state is not PlacementState.QUEUED:
         job = replace(job, placement=replace(placement, phase=PlacementPhase.BOOTING))
-        return Decision(with_reason(job, f"slice boots in {placement.zone}", Status.STARTING))
+        return Decision(with_reason(job, f"slice is booting in {placement.zone}", Status.STARTING))
     waited = now - placement.asked_at
     requested = Candidate(placement.accelerator, placement.zone)
-    other_zone_open = any(
+    other_candidate_open = any(
         status.open for candidate, status in observations.zones.items() if candidate != requested
     )
     reason = f"no capacity in {placement.zone} for {format_duration(waited)}"
-    if waited > timeouts.waiting and other_zone_open:
-        return _next_candidate(job, placement, reason)
+    if waited > timeouts.waiting and other_candidate_open:
+        return _try_next_candidate(job, placement, reason)
     position = f"zone {job.next_choice + 1} of {len(job.choices)} · " if job.next_choice else ""
     decision = Decision(with_reason(job, position + reason, Status.WAITING))
     return release_held_back(decision) if waited > timeouts.waiting else decision
 
 
-def _slices_ready(job: Job, placement: Placement, now: float) -> Decision:
+def _run_on_ready_slices(job: Job, placement: Placement, now: float) -> Decision:
     placement = replace(placement, phase=PlacementPhase.READY, ready_at=now)
     job = replace(job, placement=placement, refusals=0)
     hosts = "1 host" if placement.hosts == 1 else f"{placement.hosts} hosts"
@@ -238,7 +237,7 @@ def _slices_ready(job: Job, placement: Placement, now: float) -> Decision:
     )
 
 
-def _next_candidate(job: Job, placement: Placement, reason: str) -> Decision:
+def _try_next_candidate(job: Job, placement: Placement, reason: str) -> Decision:
     """Request the next candidate within the same attempt."""
     next_choice = (job.next_choice + 1) % len(job.choices)
     job = replace(job, placement=None, next_choice=next_choice)
@@ -255,7 +254,7 @@ def _next_candidate(job: Job, placement: Placement, reason: str) -> Decision:
 # --- On slices that are ready -----------------------------------------------------------------
 
 
-def _on_slices(
+def _decide_on_slices(
     job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision:
     lost_reason = observations.placement.lost_reason if observations.placement else None
@@ -265,29 +264,31 @@ def _on_slices(
         return after_preemption(job, placement, lost_reason, now, observations.steps)
     if job.wish is not DesiredState.RUN:
         return _stop_for_user(job, placement, observations, now)
-    if job.attempt is None:
+    attempt, reports = job.attempt, observations.reports
+    if attempt is None:
         return _restart(job, placement, now)
-    reports = observations.reports
     if not reports:
         return Decision(job, effects=(Effect(EffectKind.RUN, placement),))
-    if job.attempt.stopping:
+    if (not job.reached or job.unreached) and any(r.heard_at is not None for r in reports):
+        job = replace(job, reached=True, unreached=0)
+    if attempt.stopping:
         return after_stop(job, placement, observations, now, timeouts)
     succeeded = all(r.phase is HostPhase.EXITED and r.exit_code == 0 for r in reports)
     # A program that was never observed to run is first recorded as running, then as succeeded.
-    if succeeded and job.attempt.running_at is not None:
-        return _succeeded(job, placement, job.attempt, now)
+    if succeeded and attempt.running_at is not None:
+        return _finish_succeeded(job, placement, attempt, now)
     if succeeded:
         return _start_or_continue(job, placement, observations, now, timeouts)
-    silence = check_silence(job, placement, observations, now, timeouts)
-    if silence is not None:
-        return silence
-    excluded = next((report for report in reports if report.refused), None)
-    if excluded is not None:
-        reason = f"host {excluded.index}, {excluded.refused}"
+    decision = check_silence(job, placement, observations, now, timeouts)
+    if decision is not None:
+        return decision
+    excluded_host = next((report for report in reports if report.refused), None)
+    if excluded_host is not None:
+        reason = f"host {excluded_host.index}, {excluded_host.refused}"
         return reject_placement(job, placement, reason, now, timeouts.retry)
-    failed = [report for report in reports if has_failed(report)]
-    if failed:
-        return check_failures(job, placement, observations, failed, now, timeouts)
+    failed_hosts = [report for report in reports if has_failed(report)]
+    if failed_hosts:
+        return check_failures(job, placement, observations, failed_hosts, now, timeouts)
     return _start_or_continue(job, placement, observations, now, timeouts)
 
 
@@ -305,10 +306,10 @@ def _start_or_continue(
         reason = f"host {slowest.index}: {slowest.detail or slowest.phase.value}"
         return Decision(with_reason(job, reason, Status.STARTING), effects=run)
     if attempt.running_at is not None:
-        stuck = check_steps(job, placement, observations, now, timeouts)
-        return stuck or Decision(mark_running(job, observations), effects=run)
+        decision = check_steps(job, placement, observations, now, timeouts)
+        return decision or Decision(mark_running(job, observations, now), effects=run)
     if any(report.burn_in == "running" for report in reports):
-        return Decision(with_reason(job, "burn-in of its chips", Status.STARTING), effects=run)
+        return Decision(with_reason(job, "running the burn-in", Status.STARTING), effects=run)
     attempt = replace(attempt, running_at=now)
     job = replace(job, attempt=attempt, has_run=True, turned_down=0)
     decision = Decision(
@@ -329,7 +330,7 @@ def _has_code(report: HostReport) -> bool:
 _PHASE_ORDER = {phase: index for index, phase in enumerate(HostPhase)}
 
 
-def _succeeded(job: Job, placement: Placement, attempt: Attempt, now: float) -> Decision:
+def _finish_succeeded(job: Job, placement: Placement, attempt: Attempt, now: float) -> Decision:
     return finish_job(
         replace(job, placement=None, cause=None),
         Status.SUCCEEDED,
@@ -348,7 +349,7 @@ def _restart(job: Job, placement: Placement, now: float) -> Decision:
     status = Status.RECOVERING if job.has_run else Status.STARTING
     job = replace(job, attempts=number, attempt=Attempt(number, started_at=now))
     return Decision(
-        with_reason(job, "starting again on the same slice", status),
+        with_reason(job, "restarting on the same slice", status),
         effects=(Effect(EffectKind.RUN, placement),),
     )
 
@@ -377,9 +378,9 @@ def _stop_for_user(
 def _keep_for_resume(
     job: Job, placement: Placement, observations: Observations, now: float
 ) -> Decision:
-    """Keep the slices of an ended job until its time is up, they are lost, or a user deletes it."""
+    """Keep the slices of an ended job until its `keep` is over, it is deleted, or they are lost."""
     if job.kept_until is None:
-        # A job of an earlier version, which set no end.
+        # The job was saved by an earlier version, which had no `kept_until`.
         job = replace(job, kept_until=now + job.keep)
     lost_reason = observations.placement.lost_reason if observations.placement else None
     time_left = now < (job.kept_until or 0.0)
@@ -398,7 +399,7 @@ def _keep_for_resume(
 
 
 def reset_for_resume(job: Job) -> Job:
-    """Return an ended job as it is at a resume: queued, with all counts of failures at zero."""
+    """Return an ended job as a resume queues it: with all failure counts at zero."""
     return replace(
         job,
         wish=DesiredState.RUN,
@@ -410,6 +411,10 @@ def reset_for_resume(job: Job) -> Job:
         departures=0,
         refusals=0,
         turned_down=0,
+        unreached=0,
+        unclear_starts=0,
+        unclear_words="",
+        unclear_on=(),
         not_before=0.0,
         kept_until=None,
         cause=None,
@@ -421,7 +426,7 @@ def reset_for_resume(job: Job) -> Job:
 def resume_job(job: Job) -> Decision:
     """Resume a job. The current attempt ends, and the next one uses the slices if they still fit.
 
-    Slices that the job file no longer asks for are released.
+    Slices that do not fit the current job file are released.
     """
     placement, resumed = job.placement, reset_for_resume(job)
     ended = cancelled_attempt(job)
@@ -430,17 +435,17 @@ def resume_job(job: Job) -> Decision:
     if not placement_fits(job):
         return Decision(
             replace(resumed, placement=None),
-            effects=(Effect(EffectKind.RELEASE, placement, "the job asks for another slice"),),
+            effects=(Effect(EffectKind.RELEASE, placement, "the job now requests another slice"),),
             events=(Event("resumed", "on a new slice"),),
             ended=ended,
         )
-    state = "kept" if placement.phase is PlacementPhase.READY else "asked for"
+    state = "kept" if placement.phase is PlacementPhase.READY else "requested"
     event = Event("resumed", f"on the slice {state} in {placement.zone}")
     return Decision(resumed, events=(event,), ended=ended)
 
 
 def placement_fits(job: Job) -> bool:
-    """Return True if the placement that a job holds is one that it asks for."""
+    """Return True if the placement of a job is one of those that its job file requests."""
     placement = job.placement
     if placement is None or placement.slices != job.slices:
         return False
@@ -451,10 +456,10 @@ def placement_fits(job: Job) -> bool:
 
 
 def clamp_times(job: Job, now: float) -> Job:
-    """Move all times in the future to `now`, in a job that an earlier server saved.
+    """Limit the times of a saved job: past events to `now`, deadlines to their longest delay.
 
-    If the wall clock was set back between two servers, a backoff of seconds would otherwise last
-    hours.
+    If the wall clock was set back since an earlier server saved the job, a backoff of seconds would
+    otherwise last hours.
     """
     placement, attempt = job.placement, job.attempt
     times = [job.not_before, job.kept_until]
@@ -463,7 +468,7 @@ def clamp_times(job: Job, now: float) -> Job:
     if attempt is not None:
         times += [attempt.started_at, attempt.running_at, attempt.failed_at, attempt.stuck_at]
     if all(time is None or time <= now for time in times):
-        return job  # nearly always, and a server may start with thousands of jobs
+        return job  # the usual case; a server may start with thousands of jobs
     if placement is not None:
         placement = replace(
             placement,

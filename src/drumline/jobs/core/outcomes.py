@@ -8,7 +8,9 @@ others. So their number is limited, and they are released once the program runs 
 other slice is available.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from drumline.jobs.core.host_history import EvidenceKind
 from drumline.jobs.core.state import (
@@ -28,7 +30,7 @@ from drumline.jobs.core.state import (
     Timeouts,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed import Fault, FaultKind, HostPhase, HostReport
+from drumline.observed import ContactFailure, Fault, FaultKind, HostPhase, HostReport
 
 RESTART_MESSAGES = {
     CauseKind.RESTART_REQUESTED.value: "the program saved its work and asked for a restart",
@@ -74,8 +76,8 @@ def _restart_uncounted(job: Job, message: str, now: float, timeouts: Timeouts) -
         not_before=now + _backoff(departures, timeouts),
     )
     return Decision(
-        with_reason(job, f"{message}; starting again", Status.RECOVERING),
-        events=(Event("left", f"{message}; starting it again"),),
+        with_reason(job, f"{message}; restarting", Status.RECOVERING),
+        events=(Event("left", f"{message}; restarting"),),
         ended=(EndedAttempt(attempt, Outcome.RESTARTED, message),),
     )
 
@@ -106,7 +108,7 @@ def _after_failure(
             ended=(ended,),
         )
     job = replace(job, not_before=now + _backoff(failures, timeouts))
-    reason = f"{text}; starting again"
+    reason = f"{text}; restarting"
     event = Event("stuck", reason) if outcome is Outcome.STUCK else Event("failed", text)
     job = with_reason(job, reason, Status.RECOVERING)
     return Decision(job, events=(event,), ended=(ended,))
@@ -187,6 +189,135 @@ def replace_bad_host(
     return Decision(job, effects, (*events, *held_back), ended)
 
 
+OTHER_SLICES = 2
+"""Slices that a job tries after a start that failed because of the host or of the program."""
+
+
+def record_ambiguous_start(job: Job, cause: Cause, machine: str) -> Job:
+    """Return the job with one more machine on which it failed to start with this error."""
+    machines = job.unclear_on if cause.words == job.unclear_words else ()
+    if machine not in machines:
+        machines = (*machines, machine)
+    return replace(job, unclear_words=cause.words, unclear_on=machines)
+
+
+def is_fault_of_program(job: Job) -> bool:
+    """Return True if the program is the cause of its ambiguous starts.
+
+    The same error on two machines is the program's. So are different ones on every slice tried.
+    """
+    return len(job.unclear_on) > 1 or job.unclear_starts >= OTHER_SLICES
+
+
+def replace_after_ambiguous_start(
+    job: Job, placement: Placement, cause: Cause, *, idle: bool
+) -> Decision:
+    """Try another slice after a start that failed because of the host or of the program.
+
+    Nothing is counted, and no host is blamed.
+    """
+    text = f"host {cause.host} of {cause.hosts}: {cause.error}"
+    ended = (EndedAttempt(current_attempt(job), Outcome.AMBIGUOUS_START, text, cause),)
+    events = (Event("unclear", f"{text}; trying another slice"),)
+    job = replace(job, unclear_starts=job.unclear_starts + 1, attempt=None, cause=cause)
+    job, effects, held_back = _release_or_hold_back(job, placement, text, idle=idle)
+    job = with_reason(job, f"{text}; trying another slice", Status.WAITING)
+    return Decision(job, effects, (*events, *held_back), ended)
+
+
+class Advice(NamedTuple):
+    """The text for a failure of every first contact, and the slices that a job tries with it."""
+
+    reason: str
+    change: str
+    slices: int
+
+
+FIRST_CONTACT_ADVICE = {
+    ContactFailure.KEY_REFUSED: Advice(
+        "the hosts reject Drumline's SSH key",
+        "with OS Login, a host ignores the keys in its metadata: turn it off for these VMs "
+        "(enable-oslogin=FALSE), or ask who enforces it by a policy of the organization",
+        slices=1,
+    ),
+    ContactFailure.NO_ADDRESS: Advice(
+        "the hosts have no external address, and their internal ones do not answer",
+        "give them external addresses, run Drumline inside their network, or connect through a "
+        "proxy command such as IAP",
+        slices=1,
+    ),
+    ContactFailure.PROXY: Advice(
+        "the proxy command makes no connection",
+        "drumline show has its last error; correct ssh.proxy_command",
+        slices=1,
+    ),
+    ContactFailure.TIMEOUT: Advice(
+        "connections to port 22 time out",
+        "allow TCP port 22 from this machine in the firewall of the hosts' network, or connect "
+        "through a proxy command such as IAP",
+        slices=2,
+    ),
+    ContactFailure.UNREACHABLE: Advice(
+        "there is no route to the hosts",
+        "check the network of this machine and the addresses of the hosts, or connect through a "
+        "proxy command such as IAP",
+        slices=2,
+    ),
+    ContactFailure.REFUSED: Advice(
+        "the hosts refuse connections to port 22",
+        "check that the image and the startup script leave sshd running on port 22",
+        slices=2,
+    ),
+    ContactFailure.CLOSED: Advice(
+        "connections to port 22 are closed before the login",
+        "check for a firewall or proxy between this machine and the hosts, and that sshd of the "
+        "image accepts connections",
+        slices=2,
+    ),
+}
+"""The failures of connections that say nothing against a single host if every host has one. A new
+slice has the same keys and the same kind of address, but a time-out may also be an outage."""
+UNREACHED_AFTER_CONTACT = 3
+"""Consecutive slices without any contact after which a job ends that has reached hosts before."""
+
+
+def replace_unreachable(
+    job: Job, placement: Placement, failures: Sequence[ContactFailure], now: float
+) -> Decision:
+    """Try another slice after one of which no host was reached, or end the job with the reason.
+
+    No host is blamed, because the cause is the network or the login.
+    """
+    advice = FIRST_CONTACT_ADVICE[max(failures, key=failures.count)]
+    unreached = job.unreached + 1
+    job = replace(job, unreached=unreached)
+    reason = f"no host of the slice could be reached over SSH: {advice.reason}"
+    # A job of an earlier version has run without `reached`.
+    slices = UNREACHED_AFTER_CONTACT if job.reached or job.has_run else advice.slices
+    if unreached >= slices:
+        return end_unreachable(job, placement, f"{reason}; {advice.change}", now)
+    ended = EndedAttempt(current_attempt(job), Outcome.UNREACHABLE, reason)
+    job = replace(job, attempt=None, placement=None, cause=None)
+    return Decision(
+        with_reason(job, f"{reason}; trying another slice", Status.WAITING),
+        effects=(Effect(EffectKind.RELEASE, placement, reason),),
+        events=(Event("unreachable", reason),),
+        ended=(ended,),
+    )
+
+
+def end_unreachable(job: Job, placement: Placement, reason: str, now: float) -> Decision:
+    """End a job whose hosts cannot be reached until the user changes something."""
+    return finish_job(
+        replace(job, placement=None, cause=None),
+        Status.FAILED,
+        reason,
+        now,
+        effects=(Effect(EffectKind.RELEASE, placement, "its hosts cannot be reached"),),
+        ended=(EndedAttempt(current_attempt(job), Outcome.UNREACHABLE, reason),),
+    )
+
+
 def after_preemption(
     job: Job, placement: Placement, reason: str, now: float, steps: Steps | None = None
 ) -> Decision:
@@ -196,11 +327,11 @@ def after_preemption(
     job = replace(job, preemptions=preemptions, attempt=None, placement=None, cause=None)
     release = (Effect(EffectKind.RELEASE, placement, reason),)
     position = f"in {placement.zone}: {reason}" if steps is None else _format_position(steps)
-    events = (Event("preempted", f"slice taken by the cloud {position}"),)
+    events = (Event("preempted", f"slice preempted {position}"),)
     if job.allowance.preemptions is not None and preemptions > job.allowance.preemptions:
-        job_reason = f"slice taken {preemptions} times"
+        job_reason = f"slice preempted {preemptions} times"
         return finish_job(job, Status.FAILED, job_reason, now, release, events, ended)
-    job = with_reason(job, f"slice taken in {placement.zone}", Status.RECOVERING)
+    job = with_reason(job, f"slice preempted in {placement.zone}", Status.RECOVERING)
     return Decision(job, release, events, ended)
 
 
@@ -234,9 +365,16 @@ def record_burn_in(
     return replace(decision, job=job, events=(Event("burnin", text), *decision.events))
 
 
-def mark_running(job: Job, observations: Observations) -> Job:
+RUN_SECONDS = 600.0
+"""Seconds after which a program without steps counts as started."""
+
+
+def mark_running(job: Job, observations: Observations, now: float) -> Job:
     """Return the job while its program runs on every host."""
     steps = observations.steps
+    running_at = current_attempt(job).running_at
+    if job.unclear_on and (steps or (running_at is not None and now - running_at > RUN_SECONDS)):
+        job = replace(job, unclear_starts=0, unclear_words="", unclear_on=())
     if steps is not None and not job.has_stepped:
         job = replace(job, has_stepped=True)
     if job.bad_in_a_row and _made_progress(job, steps):

@@ -43,7 +43,7 @@ class Status(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """True if the job stays as it is until a user acts."""
+        """True if the job is over. Only a user can change it then."""
         return self in {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
 
 
@@ -54,20 +54,23 @@ class DesiredState(StrEnum):
     CANCEL = "cancel"
     DELETE = "delete"
     RESTART = "restart"
-    """A cancelled job was resumed before its program had stopped. It runs again afterwards."""
+    """A cancelled job was resumed before its program had stopped. It restarts after the stop."""
 
 
 class Outcome(StrEnum):
-    """The end of an attempt."""
+    """The way in which an attempt ended."""
 
     SUCCEEDED = "succeeded"
     PROGRAM_FAILED = "program failed"
     SETUP_FAILED = "set-up failed"
     STUCK = "stuck"
     RESTARTED = "left"
-    """The program saved its work and exited, or its host ended it. It is started again."""
+    """The program asked for a restart or received a SIGTERM from outside. It is started again."""
     PREEMPTED = "preempted"
     BAD_HOST = "bad host"
+    AMBIGUOUS_START = "ambiguous start"
+    UNREACHABLE = "unreachable"
+    """No host of the slices could be reached over SSH, or a file that this needs is missing."""
     CANCELLED = "cancelled"
     REFUSED = "refused"
 
@@ -93,7 +96,7 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Placement:
-    """A job's request for one or more equal slices in one zone, and what became of it."""
+    """A request for one or more equal slices in one zone, and the slices that it has led to."""
 
     name: str
     zone: str
@@ -116,7 +119,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of the program, from the request for slices to its end."""
+    """One run of the program, from the request for slices to the end of the program."""
 
     number: int
     started_at: float
@@ -124,13 +127,13 @@ class Attempt:
     """The fencing number, which grows with every attempt of any job in this database. The program
     claims its checkpoint folder with it, and programs of earlier attempts can no longer write."""
     sent_at: float | None = None
-    """When every host had received the code."""
+    """The time when every host had received the code."""
     running_at: float | None = None
     failed_at: float | None = None
-    """When the first failure of a host was observed. The decision waits for the reports of the
-    other hosts and for a poll of the cloud."""
+    """The time when the first failure of a host was observed. The decision waits for the reports
+    of the other hosts and for a poll of the cloud."""
     stuck_at: float | None = None
-    """When the lack of new steps was first observed. The decision waits for a poll of the cloud."""
+    """The time when the lack of new steps was observed. The decision waits for a cloud poll."""
     stopping: bool = False
 
 
@@ -140,6 +143,8 @@ class CauseKind(StrEnum):
     BAD_HOST = "bad host"
     PROGRAM_FAILED = "program failed"
     SETUP_FAILED = "set-up failed"
+    AMBIGUOUS_START = "ambiguous start"
+    """The chips did not start, because of the host or of the program."""
     STUCK = "stuck"
     RESTART_REQUESTED = "go on later"
     """The program saved its work and exited with the code that asks for a restart."""
@@ -161,11 +166,17 @@ class Cause:
     """Seconds between this error and the error of the next host that failed."""
     proof: str = ""
     """The `EvidenceKind` against the bad host; empty for all other causes."""
+    claimed: bool = False
+    """True if only the program's output is against the host."""
+    location: str = ""
+    """The physical location of the chip, from libtpu's own log."""
+    words: str = ""
+    """The error of an ambiguous start, without numbers."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that decides what happens next to a job. Data for display is kept elsewhere."""
+    """The state of a job that `decide` depends on. Data for display is kept elsewhere."""
 
     id: str
     owner: str
@@ -179,11 +190,11 @@ class Job:
     grace: float = 30.0
     """Seconds from SIGTERM to SIGKILL when the program is stopped."""
     stuck_after: float | None = None
-    """Seconds without a new step after which the program counts as stuck; None is never."""
+    """Seconds without a new step after which the program counts as stuck; None for no limit."""
     keep: float = 3600.0
     """Seconds that a cancelled job keeps its slices for a resume."""
     kept_until: float | None = None
-    """When the slices of a cancelled job are released; None while it holds none."""
+    """The time when the slices of a cancelled job are released; None if it keeps none."""
     wish: DesiredState = DesiredState.RUN
     status: Status = Status.QUEUED
     reason: str = ""
@@ -195,23 +206,34 @@ class Job:
     failures: int = 0
     bad_hosts: int = 0
     bad_in_a_row: int = 0
-    """Bad hosts since the program last made a step. Only these use up the allowance."""
+    """Unproved bad hosts since the program last made progress. Only these use up the allowance."""
     preemptions: int = 0
     departures: int = 0
-    """Consecutive attempts in which the program soon exited to be started again."""
+    """Consecutive attempts that soon ended without a failure and were restarted."""
     refusals: int = 0
     """Consecutive requests that the cloud refused, or that failed before a slice was ready."""
     turned_down: int = 0
     """Consecutive slices that the job rejected because the host history excludes a host."""
+    unclear_starts: int = 0
+    """Slices given up because a start failed that the host or the program may have caused."""
+    unclear_words: str = ""
+    """The error of the last such start, without numbers."""
+    unclear_on: tuple[str, ...] = ()
+    """The machines on which it appeared."""
+    reached: bool = False
+    """True if a host of any of its slices has ever answered."""
+    unreached: int = 0
+    """Consecutive slices of which no host was reached over SSH."""
     not_before: float = 0.0
     """The earliest time for the next request or the next start of the program."""
     has_run: bool = False
     has_stepped: bool = False
-    """True if any attempt has reported a step. Only then does a lack of steps mean something."""
+    """True if any attempt has reported a step. Before that, the program never counts as stuck."""
     attempt: Attempt | None = None
     placement: Placement | None = None
     parking: int = 0
-    """The most placements with a bad host to hold back, so that the cloud must grant others."""
+    """The maximum number of placements with a bad host to hold back. The cloud cannot grant a
+    placement again while it is held back."""
     parked: tuple[Placement, ...] = ()
     """The placements held back at present, until the program runs elsewhere."""
     cause: Cause | None = None
@@ -223,7 +245,7 @@ class PlacementObservation:
     """A placement as the newest successful poll of its zone shows it."""
 
     at: float
-    """When the poll began."""
+    """The time when the poll began."""
     listed: ListedPlacement | None
     """The placement in the listing; None if the cloud no longer has it."""
 
@@ -252,7 +274,7 @@ class Observations:
     reports: tuple[HostReport, ...] = ()
     """The newest report of each host."""
     listening_since: float | None = None
-    """When this server began to listen to the hosts. Silence before that means nothing."""
+    """The time when this server began to listen to the hosts. Earlier silence does not count."""
     zones: Mapping[Candidate, ZoneStatus] = field(default_factory=dict)
     old_program_may_run: bool = False
     """True if a slice that is being deleted may still run a program of this job."""
@@ -261,7 +283,7 @@ class Observations:
     steps: Steps | None = None
     """The steps that the current attempt has reported."""
     mass_failure: str = ""
-    """A message if so many hosts failed at once that the hosts cannot be the cause."""
+    """A message if so many hosts failed at once that they are not the cause; otherwise empty."""
 
 
 @dataclass(frozen=True)
@@ -269,19 +291,20 @@ class Timeouts:
     """Durations in seconds. The defaults are for Google Cloud."""
 
     waiting: float = 600.0
-    """Time for a zone to fill a request while another zone is open. Queues move within minutes."""
+    """Wait for capacity in a zone while another one is open. Queues move within minutes."""
     silence: float = 90.0
-    """Silence of a host after which its slice is lost, if the cloud no longer calls it READY."""
+    """Silence of a host after which its slice counts as lost if the cloud no longer reports it as
+    READY."""
     bad_silence: float = 300.0
-    """Silence after which a host is bad although the cloud still calls its slice READY. Live
-    migrations and reboots take a few minutes."""
+    """Silence after which a host counts as bad although the cloud still reports its slice as READY.
+    Live migrations and reboots take a few minutes."""
     first_contact: float = 600.0
     """Time from READY to the first SSH connection. Hosts of one slice boot minutes apart."""
     settle: float = 5.0
-    """Wait after the first failure for the reports of other hosts, which show who was first."""
+    """Wait after the first failure for the reports of other hosts, to find which failed first."""
     shutdown: float = 45.0
-    """Time that a host must outlive a program that a signal ended, or that saved its work and
-    exited. A preempted host has about 30 s to shut down, and ends its programs first."""
+    """Wait for a host to shut down after a signal ended its program, or after the program saved
+    its work and exited. A preempted host has about 30 s, and ends its programs first."""
     rest: float = 2.0
     """Wait before the first restart after a failure, doubled each time up to a minute, so that a
     program does not use up its allowance during an outage of a service that it needs."""
@@ -294,7 +317,7 @@ class EffectKind(StrEnum):
 
     REQUEST = "ask"
     RUN = "drive"
-    """Connect to the hosts, start the program if it does not run, and listen."""
+    """Connect to the hosts, start the program if it is not running, and listen."""
     STOP = "stop"
     RELEASE = "release"
     POLL = "poll"

@@ -17,7 +17,7 @@ class Steps:
 
     step: float
     stepped_at: float
-    """When this step was first observed."""
+    """The time when this step was first observed."""
     moving: bool = False
     """True after the second step. The program has compiled by then."""
     total: float | None = None
@@ -25,7 +25,7 @@ class Steps:
     """The step of the checkpoint it resumed from, 0 for a new start; None if not reported."""
     checkpoint: float | None = None
     saved_at: float | None = None
-    """When the newest checkpoint of this attempt was first observed; None before its first."""
+    """The time when the attempt's newest checkpoint was first observed; None before its first."""
     tells_checkpoints: bool = False
     """True if the program reports its checkpoints."""
 

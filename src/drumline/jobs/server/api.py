@@ -138,7 +138,7 @@ class JobsApi:
 
     async def hosts(self, request: Request) -> Response:
         """`GET /jobs/{id}/hosts`."""
-        return JSONResponse(self._service.hosts(_job_id(request)))
+        return JSONResponse(await self._service.hosts(_job_id(request)))
 
     async def status(self, _: Request) -> Response:
         """`GET /status`: the state of the server."""

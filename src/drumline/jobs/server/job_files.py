@@ -20,6 +20,7 @@ from drumline.jobs.config import Config
 from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Candidate
 from drumline.jobs.server.verbs import RequestError
+from drumline.jobs.slice_settings import check_zones
 
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
@@ -73,6 +74,10 @@ class JobFiles:
         choices, message = check_regions(spec, choices, locations)
         if message:
             raise RequestError(message)
+        settings = spec.slice_settings.over(config.slice_settings)
+        choices, message = check_zones(settings, choices, any_zone=spec.zones == "any")
+        if message:
+            raise RequestError(message)
         if not choices:
             names = ", ".join(spec.accelerator)
             raise RequestError(
@@ -120,6 +125,7 @@ class JobFiles:
             "bytes": packed.bytes,
             "drumline": bundled.use,
             "rules": RULES,
+            "largest": packed.largest,
             **left_out_json(packed.left_out),
         }
 
@@ -136,6 +142,7 @@ class JobFiles:
             "files": measured.files,
             "bytes": measured.bytes,
             "drumline": bundled.use,
+            "largest": measured.largest,
             **left_out_json(measured.left_out),
         }
 

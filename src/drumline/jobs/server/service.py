@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from drumline.hosts.packing.rules import left_out_line
+from drumline.errors import CloudError
+from drumline.hosts.packing.rules import packing_notes
 from drumline.hosts.values import working_copy
 from drumline.jobs.controller.sessions import attempt_key
 from drumline.jobs.controller.supervisor import Supervisor
@@ -26,6 +27,7 @@ from drumline.jobs.server.host_history import HostHistoryApi
 from drumline.jobs.server.job_files import JobFiles
 from drumline.jobs.server.orphans import Orphans
 from drumline.jobs.server.verbs import RequestError
+from drumline.jobs.slice_settings import SLICE_KEYS
 from drumline.jobs.store.records import JobFilter, Record, UnreadableJob, UnreadableJobError
 from drumline.jobs.store.specs import StoredSpec
 from drumline.observed import HostPhase
@@ -189,11 +191,11 @@ class JobService:
         warnings = self.files.warnings(spec, choices, bundled)
         for warning in warnings:
             self.store.add_event(record.job.id, Event("warning", warning), now)
-        left_out = left_out_fields(archive)
-        if line := left_out_line(left_out):
+        packing = packing_fields(archive)
+        for line in packing_notes(packing):
             self.store.add_event(record.job.id, Event("note", line), now)
         self.supervisor.wake()
-        return views.full(self.supervisor, record) | {"warnings": warnings} | left_out
+        return views.full(self.supervisor, record) | {"warnings": warnings} | packing
 
     def _take_over(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any]
@@ -225,7 +227,7 @@ class JobService:
     async def plan(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the dry run of `create`: `lines` for the user, and the files `left_out`."""
+        """Return the dry run of `create`: `lines` for the user, and fields about files."""
         start_lines = []
         if origin and origin.get("from"):
             raw, origin = self._take_over(raw, origin)
@@ -235,10 +237,11 @@ class JobService:
         bundled = await self.files.choose_package(spec)
         archive = await self.files.measure(spec, bundled)
         warnings = [f"! {warning}" for warning in self.files.warnings(spec, choices, bundled)]
-        left_out = left_out_fields(archive)
-        omitted = [line] if (line := left_out_line(left_out)) else []
-        lines = [*views.plan_lines(spec, choices, archive), *omitted, *start_lines, *warnings]
-        return {"lines": lines} | left_out
+        packing = packing_fields(archive)
+        settings = spec.slice_settings.over(self.supervisor.config.slice_settings)
+        plan = views.plan_lines(spec, choices, archive, settings)
+        notes = [*packing_notes(packing), *start_lines, *warnings]
+        return {"lines": [*plan, *notes]} | packing
 
     # --- verbs ------------------------------------------------------------------------------
 
@@ -332,7 +335,7 @@ class JobService:
         after = spec.model_dump(mode="json")
         changed = [] if adopted else changes(before, after)
         if not adopted:
-            self._require_same_capacity(requested, before, after)
+            self._require_same_slice(requested, before, after)
         archive = await self.files.pack(spec, await self.files.choose_package(spec))
         owner: str | None = self.store.owner
         if after["checkpoint"] == before.get("checkpoint"):
@@ -347,20 +350,28 @@ class JobService:
         with self.folders.new_secrets(job_id, {name: secrets[name] for name in spec.secrets}):
             verb = partial(verbs.resume, requested=requested, terms=terms, changes=changed)
             text = self._change(job_id, verb, stored)
-        left_out = left_out_fields(archive)
-        if line := left_out_line(left_out):
+        packing = packing_fields(archive)
+        for line in packing_notes(packing):
             self.store.add_event(job_id, Event("note", line), time.time())
-        return self._answer(self.record(job_id), text) | {"changes": changed} | left_out
+        return self._answer(self.record(job_id), text) | {"changes": changed} | packing
 
-    def _require_same_capacity(
+    def _require_same_slice(
         self, job: Job, before: Mapping[str, Any], after: Mapping[str, Any]
     ) -> None:
-        if job.placement is not None and before["capacity"] != after["capacity"]:
-            raise RequestError(
-                f"capacity: {job.id} holds a {before['capacity']} slice;"
-                f" run drumline delete {job.id} to release it, then resume",
-                409,
+        """Raise RequestError if a key changed that the slice of the job was requested with."""
+        if job.placement is None:
+            return
+        for key in ("capacity", *SLICE_KEYS):
+            old, new = (
+                None if value in ([], {}) else value for value in (before.get(key), after[key])
             )
+            if old != new:
+                held = f"a {old} slice" if key == "capacity" else "a slice from before this change"
+                raise RequestError(
+                    f"{key}: {job.id} holds {held};"
+                    f" run drumline delete {job.id} to release it, then resume",
+                    409,
+                )
 
     async def _clean(self, job_id: str) -> dict[str, Any]:
         record = self.record(job_id)
@@ -400,13 +411,17 @@ class JobService:
         line = command if isinstance(command, str) else shlex.join(command)
         return Execution(session, indices, line, stdin)
 
-    def hosts(self, job_id: str) -> list[dict[str, Any]]:
+    async def hosts(self, job_id: str) -> list[dict[str, Any]]:
         """Return the addresses of a job's hosts, and the login."""
         record = self.record(job_id)
         placement = record.job.placement
         listed = self.supervisor.polls.listed(placement) if placement else None
         if placement is None or listed is None or not listed.slices:
             raise RequestError(f"{record.job.id} is {record.job.status}; it holds no slice", 409)
+        try:
+            proxies = await self.supervisor.sessions.proxy_commands(record, listed)
+        except CloudError as error:
+            raise RequestError(str(error), 502) from None
         archive = record.spec.archive
         folder = working_copy(record.job.id, archive.sha if archive else None)
         return [
@@ -419,8 +434,9 @@ class JobService:
                 "key": str(self.folders.key),
                 "known_hosts": str(self.folders.known_hosts(placement.name)),
                 "folder": f".drumline/{folder}",
+                "proxy_command": [*proxy],
             }
-            for index, endpoint in enumerate(listed.endpoints)
+            for index, (endpoint, proxy) in enumerate(zip(listed.endpoints, proxies, strict=True))
         ]
 
 
@@ -434,10 +450,11 @@ def _stored_spec(document: dict[str, Any]) -> StoredSpec:
         raise RequestError(f"{place}: {first['msg'].lower()}") from None
 
 
-def left_out_fields(archive: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields about omitted files of an archive, packed or measured."""
+def packing_fields(archive: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields about omitted and large files of an archive, packed or measured."""
     fields = archive or {}
     return {
         "left_out": fields.get("left_out", []),
         "left_out_total": fields.get("left_out_total", 0),
+        "largest": fields.get("largest", []),
     }

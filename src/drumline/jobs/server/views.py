@@ -11,6 +11,7 @@ from drumline.jobs.billing import cost_of_lost_steps, cost_of_slices, price_per_
 from drumline.jobs.core.outcomes import format_duration
 from drumline.jobs.core.state import Candidate, Job
 from drumline.jobs.core.steps import count_repeated_steps
+from drumline.jobs.slice_settings import SliceSettings
 from drumline.jobs.store.records import UNREADABLE, Record, UnreadableJob
 from drumline.jobs.store.specs import StoredSpec
 
@@ -158,9 +159,12 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
 
 
 def plan_lines(
-    spec: "JobSpec", choices: tuple[Candidate, ...], archive: Mapping[str, Any] | None
+    spec: "JobSpec",
+    choices: tuple[Candidate, ...],
+    archive: Mapping[str, Any] | None,
+    settings: SliceSettings,
 ) -> list[str]:
-    """Return the lines of `create --dry-run`."""
+    """Return the lines of `create --dry-run`. `settings` include those of config.yaml."""
     first = choices[0]
     tpu_slice = slice_of(first.accelerator)
     rate = price_per_hour(first.accelerator, first.zone, spec.capacity)
@@ -174,6 +178,7 @@ def plan_lines(
         f"{cost_per_hour})"
         f" in {', then '.join(zones)}" + (f"; then {', '.join(others)}" if others else "")
     ]
+    lines += [f"  {line}" for line in settings.lines()]
     steps = []
     if archive:
         files = "1 file" if archive["files"] == 1 else f"{archive['files']} files"

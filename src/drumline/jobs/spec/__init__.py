@@ -5,7 +5,7 @@
 
 from drumline.jobs.spec.model import JobSpec, Python, Retry
 from drumline.jobs.spec.problems import Problem, SpecError
-from drumline.jobs.spec.reading import amend, changes, load, parse, validate
+from drumline.jobs.spec.reading import amend, changes, load, parse, slice_settings, validate
 
 __all__ = [
     "JobSpec",
@@ -17,5 +17,6 @@ __all__ = [
     "changes",
     "load",
     "parse",
+    "slice_settings",
     "validate",
 ]

@@ -4,7 +4,7 @@ docs/build_jobs.py generates docs/jobs.md from the descriptions and examples. Va
 the values, so JSON from `model_dump(mode="json")` can be read on any machine.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,12 +13,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from drumline.jobs.spec import checks
+from drumline.jobs.slice_settings import SliceSettings
+from drumline.jobs.spec import checks, slice_checks
 from drumline.jobs.spec import zones as zone_checks
 from drumline.jobs.spec.checks import InvalidValue, quoted
 from drumline.jobs.spec.yaml_lines import KeyPath
@@ -112,6 +114,59 @@ class Retry(BaseModel):
     )
 
 
+class AccountKeys(BaseModel):
+    """The service account of the hosts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    email: Annotated[str | None, _optional(slice_checks.email)] = Field(
+        default=None,
+        description="The e-mail address of the account. Without it, the Compute Engine default "
+        "account of the project.",
+        examples=["trainer@lab-tpu-1.iam.gserviceaccount.com"],
+    )
+    scopes: Annotated[tuple[str, ...], BeforeValidator(slice_checks.scopes)] = Field(
+        default=(),
+        description="Access scopes: URLs, or the aliases `cloud-platform`, `storage-ro`, "
+        "`storage-rw`, `storage-full`, `logging-write`, `monitoring-write`. Without them, all.",
+        examples=[["storage-rw", "logging-write"]],
+    )
+
+
+class SshOptions(BaseModel):
+    """The way to connect to the hosts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    proxy_command: Annotated[str | None, _optional(slice_checks.proxy_command)] = Field(
+        default=None,
+        description="A command whose input and output are the connection to the SSH port of a "
+        "host, for the server and for `ssh`, `cp` and `exec`. `%h` is the address of the host, "
+        "`%p` its port, `%i` its index, `%n` the name of its instance, `%z` the zone, and `%%` a "
+        "percent sign. No shell runs it. `none` connects directly. See [No external "
+        "addresses](google-cloud.md#no-external-addresses).",
+        examples=["gcloud compute start-iap-tunnel %n %p --listen-on-stdin --zone %z"],
+    )
+
+
+class DiskKeys(BaseModel):
+    """A disk that is attached to every host."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: Annotated[str, BeforeValidator(slice_checks.disk_source)] = Field(
+        description="The name of a disk in the zone of the slice, or its path.",
+        examples=["imagenet", "projects/lab-data/zones/us-central2-b/disks/imagenet"],
+    )
+    mode: Annotated[Literal["read-only", "read-write"], BeforeValidator(slice_checks.disk_mode)] = (
+        Field(
+            default="read-write",
+            description="`read-write`, or `read-only`, which slices of several hosts require.",
+            examples=["read-only"],
+        )
+    )
+
+
 def _python(value: object) -> object:
     if value is None or isinstance(value, str):
         return {"kind": value or "system"}
@@ -122,6 +177,11 @@ def _python(value: object) -> object:
 
 def _retry(value: object) -> object:
     return value if isinstance(value, Retry) else checks.map_of(value, "failures: 1")
+
+
+def _keys_of(model: type[BaseModel], check: Callable[[object], object]) -> Callable[[object], Any]:
+    """Return a check of a map with the keys of a model."""
+    return lambda value: value if isinstance(value, model) else check(value)
 
 
 def _workdir(value: object) -> Path | None:
@@ -166,6 +226,12 @@ class JobSpec(BaseModel):
         "`on-demand` and `reserved` are not preempted. Default: `spot`.",
         examples=["on-demand"],
     )
+    reservation: Annotated[str | None, _optional(slice_checks.reservation)] = Field(
+        default=None,
+        description="The reservation that provides the slice, with `capacity: reserved`: its "
+        "name, its path, or `-` for any reservation of the project. Default: `-`.",
+        examples=["team-a", "projects/lab-shared/locations/us-central2-b/reservations/team-a"],
+    )
     workdir: Annotated[Path | None, BeforeValidator(_workdir)] = Field(
         default=None,
         description="The folder with your code, relative to the job file. Drumline sends it to "
@@ -176,10 +242,10 @@ class JobSpec(BaseModel):
     )
     include: Annotated[tuple[str, ...], BeforeValidator(checks.include)] = Field(
         default=(),
-        description="Files in `workdir` to send although they look secret or only you can read "
-        "them (see [Files sent to the hosts](#files-sent-to-the-hosts)). Name a key or password "
-        "file by its path. `.gitignore` patterns only match files that are left out because of "
-        "their permissions. The home folder of Drumline is never sent.",
+        description="Files in `workdir` to send even if they look like secrets or only you can "
+        "read them (see [Files sent to the hosts](#files-sent-to-the-hosts)). Name a key or "
+        "password file by its path. A `.gitignore` pattern only matches files that are left out "
+        "because of their permissions. The home folder of Drumline is never sent.",
         examples=[["deploy/test_key.pem"], ["*.py", "configs/"]],
     )
     setup: Annotated[str | None, _optional(checks.script)] = Field(
@@ -226,7 +292,7 @@ class JobSpec(BaseModel):
         description="The location for checkpoints: a folder in a bucket, or a folder on the "
         "hosts. Each job gets its own subfolder, named after the id of the job database and the "
         "job. On Google Cloud, a folder on the hosts must be below a mount. With the emulator, a "
-        "relative folder starts at the job file.",
+        "relative folder is relative to the job file.",
         examples=["gs://lab-data-us-central2/checkpoints"],
     )
     retry: Annotated[Retry, BeforeValidator(_retry)] = Field(
@@ -255,6 +321,59 @@ class JobSpec(BaseModel):
         description="The Google Cloud project. Default: the project of `drumline init`.",
         examples=["lab-tpu-1"],
     )
+    network: Annotated[str | None, _optional(slice_checks.network)] = Field(
+        default=None,
+        description="The VPC network of the hosts: its name, or its path. Default: `default`. "
+        "This key and the next six can also be set for all jobs (see [Settings for all "
+        "jobs](google-cloud.md#settings-for-all-jobs)).",
+        examples=["lab", "projects/lab-shared/global/networks/lab"],
+    )
+    subnetwork: Annotated[str | None, _optional(slice_checks.subnetwork)] = Field(
+        default=None,
+        description="The subnetwork of the hosts: its name, or its path.",
+        examples=["tpus", "projects/lab-shared/regions/us-central2/subnetworks/tpus"],
+    )
+    external_ip: Annotated[bool | None, _optional(checks.boolean)] = Field(
+        default=None,
+        description="`false` gives the hosts internal addresses only, to which Drumline then "
+        "connects (see [No external addresses](google-cloud.md#no-external-addresses)). Default: "
+        "`true`.",
+        examples=[False],
+    )
+    tags: Annotated[tuple[str, ...] | None, _optional(slice_checks.tags)] = Field(
+        default=None,
+        description="Network tags of the hosts, for firewall rules.",
+        examples=[["allow-ssh"]],
+    )
+    service_account: Annotated[
+        AccountKeys | None, _optional(_keys_of(AccountKeys, slice_checks.service_account))
+    ] = Field(
+        default=None,
+        description="The service account of the hosts: its e-mail address, or a map with the "
+        "following keys. Default: the Compute Engine default account, with all scopes.",
+        examples=[
+            "trainer@lab-tpu-1.iam.gserviceaccount.com",
+            {"email": "trainer@lab-tpu-1.iam.gserviceaccount.com", "scopes": ["storage-rw"]},
+        ],
+    )
+    labels: Annotated[dict[str, str], BeforeValidator(slice_checks.labels)] = Field(
+        default_factory=dict,
+        description="Labels of the slices, such as those that your billing reports use. Drumline "
+        "adds its own labels.",
+        examples=[{"team": "vision", "cost-centre": "4711"}],
+    )
+    ssh: Annotated[SshOptions | None, _optional(_keys_of(SshOptions, slice_checks.ssh))] = Field(
+        default=None,
+        description="The way to connect to the hosts, if this machine cannot reach their "
+        "addresses.",
+        examples=[{"proxy_command": "ssh -W %h:%p bastion.example.org"}],
+    )
+    data_disks: Annotated[tuple[DiskKeys, ...], BeforeValidator(slice_checks.data_disks)] = Field(
+        default=(),
+        description="Existing disks to attach to every host: names or paths, or maps with the "
+        "following keys. Drumline does not mount them; `setup` can.",
+        examples=[[{"source": "imagenet", "mode": "read-only"}]],
+    )
     allow_cross_region: Annotated[bool, BeforeValidator(checks.boolean)] = Field(
         default=False,
         description="Allow buckets in another region than the slice. Google Cloud charges for "
@@ -277,8 +396,8 @@ class JobSpec(BaseModel):
         default=None,
         description="A regular expression that finds the step in the log, for programs without a "
         "heartbeat. It needs a group `step`; other groups (`loss`, `total`, `rate`) are shown and "
-        "plotted like metrics of a heartbeat. An expression that is too slow is rejected, or "
-        "disabled when a line of the log turns out to be too slow.",
+        "plotted like metrics of a heartbeat. An expression that is too slow is rejected, and "
+        "one that takes too long to match a line of the log is disabled.",
         examples=[r"step (?P<step>\d+)", r"completed step: (?P<step>\d+), .*loss: (?P<loss>\S+)"],
     )
     stuck_after: Annotated[float | Literal["never"], BeforeValidator(checks.stuck_after)] = Field(
@@ -290,10 +409,33 @@ class JobSpec(BaseModel):
         examples=["10m", "never"],
     )
 
+    @property
+    def slice_settings(self) -> SliceSettings:
+        """The settings of the slices, without those of config.yaml."""
+        settings: SliceSettings = _SETTINGS.validate_python(self.model_dump(mode="json"))
+        return settings
+
     @field_validator("zones", mode="before")
     @classmethod
     def _check_zones(cls, value: object, info: ValidationInfo) -> object:
         return zone_checks.zones(value, info.data.get("accelerator"))
+
+    @field_validator("reservation")
+    @classmethod
+    def _check_reservation(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("capacity", "reserved") != "reserved":
+            raise InvalidValue("requires capacity: reserved; add it, or remove this key")
+        return value
+
+    @field_validator("data_disks")
+    @classmethod
+    def _check_disks(
+        cls, value: tuple[DiskKeys, ...], info: ValidationInfo
+    ) -> tuple[DiskKeys, ...]:
+        zone_checks.check_disk_modes(
+            info.data.get("accelerator", ()), [disk.mode for disk in value]
+        )
+        return value
 
     @field_validator("hosts")
     @classmethod
@@ -315,3 +457,14 @@ class JobSpec(BaseModel):
         if duplicates:
             raise InvalidValue.from_errors(duplicates)
         return value
+
+
+_SETTINGS: TypeAdapter[Any] = TypeAdapter(SliceSettings)
+SUBMODELS: Mapping[str, type[BaseModel]] = {
+    "python": Python,
+    "retry": Retry,
+    "service_account": AccountKeys,
+    "ssh": SshOptions,
+    "data_disks": DiskKeys,
+}
+"""The model of each key whose value is a map with fixed keys, or a list of them."""

@@ -31,10 +31,20 @@ _FOREIGN_KEYS = {
     "workers": "hosts",
     "max_retries": "retry.failures",
     "cwd": "workdir",
+    "internal_ips": "external_ip",
+    "internal-ips": "external_ip",
+    "service-account": "service_account",
+    "scopes": "service_account.scopes",
+    "data_disk": "data_disks",
+    "data-disk": "data_disks",
+    "disks": "data_disks",
+    "proxy_command": "ssh.proxy_command",
+    "reserved": "capacity",
 }
 _MISSING = {
     "accelerator": "is missing; name a slice, like v4-8",
     "run": "is missing; write a command, like python train.py",
+    "source": "is missing; name a disk, like imagenet",
     "kind": "is missing; it is one of system, uv, venv, conda, docker",
 }
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from drumline.hosts.packing.folders import require_workdir
 from drumline.hosts.packing.rules import CodeError
+from drumline.jobs.slice_settings import SliceSettings
 from drumline.jobs.spec.checks import quoted
-from drumline.jobs.spec.model import JobSpec, Python, Retry
+from drumline.jobs.spec.model import SUBMODELS, JobSpec
 from drumline.jobs.spec.problems import (
     Problem,
     SpecError,
@@ -36,9 +37,10 @@ from drumline.jobs.spec.yaml_lines import (
     read,
 )
 
-_MODELS: Mapping[str, type[BaseModel]] = {"python": Python, "retry": Retry}
-_MAPS = ("environment", "python", "mounts", "retry")
+_MAPS = ("environment", "python", "mounts", "retry", "service_account", "labels", "ssh")
 """The keys whose values are maps."""
+_SHORT_FORMS = {"python": "kind", "service_account": "email"}
+"""The inner key that a text alone sets, for the maps that have one."""
 _MAX_SHOWN = 60
 """The maximum length of a value in a list of changes."""
 
@@ -106,7 +108,7 @@ def parse(text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()
     try:
         spec = JobSpec.model_validate(values)
     except ValidationError as error:
-        errors += messages(error, lambda path: keys_of(JobSpec, _MODELS, path))
+        errors += messages(error, lambda path: keys_of(JobSpec, SUBMODELS, path))
     else:
         workdir_errors = list(_check_workdir(spec))
         errors += workdir_errors
@@ -128,10 +130,17 @@ def validate(data: object, *, source: str = "job") -> JobSpec:
     try:
         return JobSpec.model_validate(data)
     except ValidationError as error:
-        errors = messages(error, lambda path: keys_of(JobSpec, _MODELS, path))
+        errors = messages(error, lambda path: keys_of(JobSpec, SUBMODELS, path))
         raise SpecError(
             Problem(source, None, key_name(path), message) for path, message in errors
         ) from None
+
+
+def slice_settings(values: Mapping[str, Any], *, source: str) -> SliceSettings:
+    """Read the keys of slice settings from another file than a job file. Raise SpecError."""
+    # The two required keys have any values, because only the others are read.
+    spec = validate({"accelerator": "v4-8", "run": "true", **values}, source=source)
+    return spec.slice_settings
 
 
 def amend(data: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
@@ -228,8 +237,8 @@ def _replace(
     if top not in _MAPS:
         return f"{top} has no keys of its own; write {top}=value"
     current = values.get(top)
-    if top == "python" and isinstance(current, str):
-        current = {"kind": current}
+    if top in _SHORT_FORMS and isinstance(current, str):
+        current = {_SHORT_FORMS[top]: current}
     if current is not None and not isinstance(current, Mapping):
         return f"{top} is not a map in the file; set all of it"
     values[top] = {**(current or {}), override.path[1]: override.value}

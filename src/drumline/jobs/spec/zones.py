@@ -152,6 +152,23 @@ def check_hosts(accelerators: Sequence[str], hosts: Sequence[int]) -> None:
         raise InvalidValue.from_errors(errors)
 
 
+def check_disk_modes(accelerators: Sequence[str], modes: Sequence[str]) -> None:
+    """Raise InvalidValue for a disk that several hosts of an accelerator would write to."""
+    largest = max(
+        (chips.slice_of(name) for name in accelerators), key=lambda s: s.hosts, default=None
+    )
+    if largest is None or largest.hosts == 1:
+        return
+    errors: list[tuple[tuple[str | int, ...], str]] = [
+        ((index,), f"{largest.name} has {largest.hosts} hosts, which can only share a disk that is "
+        "attached with mode: read-only")
+        for index, mode in enumerate(modes)
+        if mode != "read-only"
+    ]  # fmt: skip
+    if errors:
+        raise InvalidValue.from_errors(errors)
+
+
 # --- candidates -------------------------------------------------------------------------------
 
 

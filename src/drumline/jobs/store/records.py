@@ -70,9 +70,9 @@ class SliceRow:
 
 
 UNREADABLE = "UNREADABLE"
-"""The status under which a job is listed whose row cannot be read."""
+"""The listed status of a job whose row cannot be read."""
 MAX_ENDED = 1000
-"""The most ended jobs in a list without a limit."""
+"""The maximum number of ended jobs in a list without a limit."""
 
 
 @dataclass(frozen=True)

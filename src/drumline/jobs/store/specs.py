@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import SkipValidation, TypeAdapter
 
 from drumline.hosts.bundled_package import Use
+from drumline.jobs.slice_settings import NO_SETTINGS, SliceSettings
 
 Capacity = Literal["spot", "on-demand", "reserved"]
 
@@ -69,6 +70,8 @@ class StoredSpec:
     burnin: Literal["off", "short", "long"] = "off"
     checkpoint_owner: str | None = None
     """The id of the job database; None for a job of version 0.1, whose folder is without it."""
+    settings: SliceSettings = NO_SETTINGS
+    """The settings of its slices, without those of config.yaml."""
     archive: PackedCode | None = None
     origin: Origin | None = None
     document: SkipValidation[Mapping[str, Any]] = field(default_factory=dict, repr=False)
@@ -80,11 +83,11 @@ class StoredSpec:
         if not isinstance(document, dict):
             raise ValueError("spec: not a mapping")
         # Earlier versions stored empty values, and other types in the two mappings.
-        keys = {k: value for k, value in document.items() if k == "run" or not _is_empty(value)}
+        keys = {k: v for k, v in document.items() if k in _MAY_BE_EMPTY or not _is_empty(v)}
         for key in ("environment", "mounts"):
             if isinstance(keys.get(key), dict):
                 keys[key] = {name: _to_text(value) for name, value in keys[key].items()}
-        spec: Self = _STORED.validate_python({**keys, "document": document})
+        spec: Self = _STORED.validate_python({**keys, "settings": keys, "document": document})
         return spec
 
     @property
@@ -105,6 +108,7 @@ class StoredSpec:
         return f"{self.checkpoint.rstrip('/')}/{name}"
 
 
+_MAY_BE_EMPTY = frozenset({"run", "external_ip"})
 _ADDED_KEYS = frozenset({"archive", "origin", "checkpoint_owner"})
 _STORED: TypeAdapter[Any] = TypeAdapter(StoredSpec)
 

@@ -293,7 +293,7 @@ def _match_names(
     for name, jax_array in jax_arrays.items():
         counterpart = torch_counterpart(name, rename)
         if counterpart is not None and not isinstance(counterpart, str):
-            raise UserError(f"rename: {name} becomes {counterpart!r}, which is no name")
+            raise UserError(f"rename: {name} becomes {counterpart!r}, which is not a name")
         torch_name = TorchName.parse(counterpart) if counterpart is not None else None
         if torch_name is None and name == OUTPUT:
             torch_name = TorchName(OUTPUT)

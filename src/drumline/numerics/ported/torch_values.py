@@ -143,7 +143,7 @@ def torch_counterpart(name: str, rename: Rename | None) -> str | None:
         try:
             match = re.fullmatch(pattern, name)
         except re.error as error:
-            raise UserError(f"rename: {pattern!r} is no regular expression: {error}") from None
+            raise UserError(f"rename: {pattern!r} is not a regular expression: {error}") from None
         if match:
             return match.expand(torch_name)
     return None

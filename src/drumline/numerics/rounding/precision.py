@@ -41,7 +41,7 @@ SETTINGS = {
     ExecutionMode.NO_EXCESS: "jax.jit(f, compiler_options={'xla_allow_excess_precision': False})",
     ExecutionMode.HIGHEST: "with jax.default_matmul_precision('highest'): ...",
 }
-"""The code that selects a mode."""
+"""The Python code that selects each mode."""
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> TracedFunction
     try:
         arrays = [jnp.asarray(leaf) if _is_array(leaf) else None for leaf in leaves]
     except (TypeError, ValueError) as error:
-        raise UserError(f"an input is no array: {_first_line(error)}") from error
+        raise UserError(f"an input is not an array: {_first_line(error)}") from error
 
     inner, options = _without_jit(function)
 

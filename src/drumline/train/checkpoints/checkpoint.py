@@ -102,7 +102,7 @@ class Checkpoints:
         steps = broadcast_from_host_0(list(complete))
         claims = broadcast_from_host_0(list(complete.values()))
         self._claims = dict(zip(steps, claims, strict=True))
-        """For each checkpoint, the number of the claim in its name; 0 if the name has none."""
+        """The number of the claim in each checkpoint's name; 0 if the name has none."""
         self._claim = (broadcast_from_host_0([fence.number] if fence else [0]) or [0])[0]
         abandoned = [int(name) for name in fence.abandoned if name.isdigit()] if fence else []
         self._abandoned = set(broadcast_from_host_0(sorted(abandoned)))
@@ -128,7 +128,7 @@ class Checkpoints:
         name = self._name(step)
         if self._fence is not None:
             if step not in self._owned and self._path(step).exists():
-                raise self._name_taken(step)
+                raise self._name_conflict(step)
             with raise_checkpoint_errors(str(self._folder)):
                 self._fence.begin_write(name, removing=[name] if replaces else ())
                 if replaces:
@@ -276,11 +276,11 @@ class Checkpoints:
         """Raise UserError if a foreign file has the name of a checkpoint after this step."""
         names = [path.name for path in list_folder(self._folder)] if _is_host_0() else []
         steps = {int(name) for name in names if name.isdigit()} - self._abandoned - self._owned
-        taken = broadcast_from_host_0(sorted(s for s in steps if step < s <= self._last_step))
-        if taken:
-            raise self._name_taken(taken[0])
+        conflicts = broadcast_from_host_0(sorted(s for s in steps if step < s <= self._last_step))
+        if conflicts:
+            raise self._name_conflict(conflicts[0])
 
-    def _name_taken(self, step: int) -> UserError:
+    def _name_conflict(self, step: int) -> UserError:
         return UserError(
             f"checkpoint: {self._path(step)} was not written by Drumline, and step {step:,} would "
             "be saved there; move it away, or name another folder"
@@ -370,7 +370,7 @@ class Checkpoints:
     # Writing --------------------------------------------------------------------------------------
 
     def _commit(self, step: int, on_commit: Callable[[], None]) -> None:
-        """In the background, wait for a checkpoint and then remove those no longer kept."""
+        """Wait for a checkpoint in the background, then remove those that are no longer kept."""
         try:
             self._writer.wait_until_finished()
             steps = self._steps | {step}

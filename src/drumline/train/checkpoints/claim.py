@@ -100,7 +100,11 @@ def this_writer(folder: str) -> Writer:
 
 
 def _path(folder: str) -> str:
-    return folder.rstrip("/") if in_bucket(folder) else os.path.realpath(folder)
+    """Return the one spelling of a folder, so that no other spelling has claims of its own.
+
+    In a bucket it is the spelling of epath, with which the checkpoints are written.
+    """
+    return str(epath.Path(folder)) if in_bucket(folder) else os.path.realpath(folder)
 
 
 def _claim(folder: str, log: Callable[[str], None]) -> FolderClaim:
@@ -217,7 +221,7 @@ class BucketRecords:
             raise UserError(
                 f"checkpoint: {folder} needs google-cloud-storage: pip install 'drumline[gcs]'"
             ) from None
-        name, _, path = folder.removeprefix(BUCKET).strip("/").partition("/")
+        name, _, path = _path(folder).removeprefix(BUCKET).partition("/")
         with _as_os_error():
             # Access to objects needs no project, and a host may not know one.
             self._bucket = storage.Client(project=None).bucket(name)

@@ -74,7 +74,7 @@ def list_folder(folder: epath.Path) -> list[epath.Path]:
 
 @contextmanager
 def raise_user_errors(folder: str) -> Iterator[None]:
-    """At the start of a run, turn an error of the file system into a UserError."""
+    """Turn an error of the file system at the start of a run into a UserError."""
     try:
         yield
     except OSError as error:

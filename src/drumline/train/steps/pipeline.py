@@ -133,7 +133,7 @@ class Pipeline:
             yield step, StepOutcome(scalars, self._plan.metric_names, self._plan.group_names)
 
     def set_limits(self, loss: float, norm: float) -> None:
-        """From the next step on, halt if the loss or the gradient norm exceeds its limit."""
+        """Halt from the next step on if the loss or the gradient norm exceeds its limit."""
         if (loss, norm) != self._limit_values:
             self._limit_values = loss, norm
             self._limits = replicate(self._plan.mesh, np.asarray((loss, norm), np.float32))

@@ -6,7 +6,7 @@ Google, an unknown field is an error.
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -18,6 +18,18 @@ from drumline.cloud.model.resources import NodeSpec, RequestSpec, Tier
 _ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+_TAG = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+_NETWORK = re.compile(r"([^\s]+/networks/)?[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+_SUBNETWORK = re.compile(r"([^\s]+/subnetworks/)?[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
+_DISK = re.compile(
+    r"projects/[^/\s]+/zones/(?P<zone>[^/\s]+)/disks/[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
+)
+_RESERVATION = re.compile(
+    r"(projects|folders|organizations)/[^/\s]+/locations/(?P<zone>[^/\s]+)"
+    r"/reservations/(-|[a-z]([a-z0-9-]{0,61}[a-z0-9])?)"
+)
+_DISK_MODES = {0: "DISK_MODE_UNSPECIFIED", 1: "READ_WRITE", 2: "READ_ONLY"}
 _RUNTIME = re.compile(r"(tpu-(vm|ubuntu[0-9]{4})-|v2-(alpha|nightly|tpu))[a-z0-9.-]*")
 CHIP_TYPES = {
     2: ("V2", "v2"),
@@ -34,6 +46,10 @@ M = TypeVar("M", bound="_Message")
 
 def _type_name(value: object) -> object:
     return CHIP_TYPES[value][0] if isinstance(value, int) and value in CHIP_TYPES else value
+
+
+def _mode_name(value: object) -> object:
+    return _DISK_MODES.get(value, value) if isinstance(value, int) else value
 
 
 class _Message(BaseModel):
@@ -55,6 +71,26 @@ class _AcceleratorConfig(_Message):
     topology: str
 
 
+class _NetworkConfig(_Message):
+    network: str = ""
+    subnetwork: str = ""
+    enable_external_ips: bool = False
+    can_ip_forward: bool = False
+    queue_count: int = 0
+
+
+class _ServiceAccount(_Message):
+    email: str = ""
+    scope: list[str] = []
+
+
+class _AttachedDisk(_Message):
+    source_disk: str
+    mode: Annotated[
+        Literal["DISK_MODE_UNSPECIFIED", "READ_WRITE", "READ_ONLY"], BeforeValidator(_mode_name)
+    ] = "DISK_MODE_UNSPECIFIED"
+
+
 class _Node(_Message):
     """The fields of a node. Output-only fields are accepted and ignored."""
 
@@ -63,15 +99,15 @@ class _Node(_Message):
     accelerator_type: str = ""
     accelerator_config: _AcceleratorConfig | None = None
     runtime_version: str = ""
-    network_config: Json | None = None
-    network_configs: list[Json] = []
+    network_config: _NetworkConfig | None = None
+    network_configs: list[_NetworkConfig] = []
     cidr_block: str = ""
-    service_account: Json | None = None
+    service_account: _ServiceAccount | None = None
     scheduling_config: _SchedulingConfig = Field(default_factory=_SchedulingConfig)
     labels: dict[str, str] = {}
     metadata: dict[str, str] = {}
     tags: list[str] = []
-    data_disks: list[Json] = []
+    data_disks: list[_AttachedDisk] = []
     shielded_instance_config: Json | None = None
     state: str | int = ""
     health: str | int = ""
@@ -110,7 +146,6 @@ class _Tpu(_Message):
 
 class _Guaranteed(_Message):
     min_duration: str = ""
-    reserved: bool = False
 
 
 class _QueuedResource(_Message):
@@ -132,10 +167,13 @@ def request_spec(parent: str, request_id: str, body: object) -> RequestSpec:
     guaranteed = message.guaranteed
     if message.spot is not None and guaranteed is not None:
         raise invalid("Only one of spot and guaranteed may be set", "queued_resource.tier")
+    if message.spot is not None and message.reservation_name:
+        raise invalid("A spot request has no reservation", "queued_resource.reservation_name")
     tier = Tier.ON_DEMAND
     if message.spot is not None:
         tier = Tier.SPOT
-    elif message.reservation_name or (guaranteed is not None and guaranteed.reserved):
+    elif message.reservation_name:
+        _check_place(message.reservation_name, _RESERVATION, parent, "reservation_name")
         tier = Tier.RESERVED
     nodes: list[NodeSpec] = []
     for index, spec in enumerate(message.tpu.node_spec):
@@ -187,6 +225,7 @@ def _node_spec(parent: str, node_id: str, node: _Node, tier: Tier) -> NodeSpec:
     check_labels(node.labels, "node.labels")
     zone = parent.rpartition("/")[2]
     tpu_slice = _slice_of_node(node, zone)
+    _check_options(node, parent, tpu_slice)
     if not _RUNTIME.fullmatch(node.runtime_version):
         version = node.runtime_version
         message = f"Runtime version '{version}' was not found in zone {zone}"
@@ -203,6 +242,35 @@ def _node_spec(parent: str, node_id: str, node: _Node, tier: Tier) -> NodeSpec:
         metadata=node.metadata,
         fields=fields,
     )
+
+
+def _check_options(node: _Node, parent: str, tpu_slice: Slice) -> None:
+    """Raise ApiError for a network, tag, account or disk that Google rejects."""
+    for config in [*([node.network_config] if node.network_config else []), *node.network_configs]:
+        for name, pattern in ((config.network, _NETWORK), (config.subnetwork, _SUBNETWORK)):
+            if name and not pattern.fullmatch(name):
+                raise invalid(f"Invalid network '{name}'", "node.network_config")
+    for tag in node.tags:
+        if not _TAG.fullmatch(tag):
+            raise invalid(f"Invalid tag '{tag}': must match {_TAG.pattern}", "node.tags")
+    account = node.service_account
+    if account is not None and account.email and not _EMAIL.fullmatch(account.email):
+        raise invalid(f"Invalid service account '{account.email}'", "node.service_account")
+    for disk in node.data_disks:
+        _check_place(disk.source_disk, _DISK, parent, "node.data_disks")
+        if disk.mode != "READ_ONLY" and tpu_slice.hosts > 1:
+            message = f"A slice of {tpu_slice.hosts} workers can attach disks as READ_ONLY only"
+            raise invalid(message, "node.data_disks")
+
+
+def _check_place(path: str, pattern: re.Pattern[str], parent: str, field: str) -> None:
+    """Raise ApiError unless a path matches, and names the zone of `parent`."""
+    match = pattern.fullmatch(path)
+    if match is None:
+        raise invalid(f"Invalid value '{path}': must match {pattern.pattern}", field)
+    zone = parent.rpartition("/")[2]
+    if match["zone"] != zone:
+        raise invalid(f"'{path}' is not in the zone of the request, {zone}", field)
 
 
 def _slice_of_node(node: _Node, zone: str) -> Slice:

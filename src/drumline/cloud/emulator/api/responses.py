@@ -43,6 +43,13 @@ def request_json(request: Request) -> Json:
 def node_json(node: Node) -> Json:
     """Return a Node."""
     spec = node.spec
+    network: Json = {
+        "network": "projects/local/global/networks/default",
+        "subnetwork": "projects/local/regions/local/subnetworks/default",
+        # Without a network, nodes have external addresses. Elsewhere the default is protobuf's.
+        "enableExternalIps": not spec.fields.get("networkConfig"),
+        **(spec.fields.get("networkConfig") or {}),
+    }
     result: Json = {
         "name": spec.name,
         **spec.fields,
@@ -53,12 +60,7 @@ def node_json(node: Node) -> Json:
         "id": str(node.uid),
         "apiVersion": "V2",
         "cidrBlock": spec.fields.get("cidrBlock") or "127.0.0.0/8",
-        "networkConfig": {
-            "network": "projects/local/global/networks/default",
-            "subnetwork": "projects/local/regions/local/subnetworks/default",
-            "enableExternalIps": True,
-            **(spec.fields.get("networkConfig") or {}),
-        },
+        "networkConfig": network,
         "schedulingConfig": _scheduling_config(node),
         "serviceAccount": spec.fields.get("serviceAccount")
         or {
@@ -66,7 +68,8 @@ def node_json(node: Node) -> Json:
             "scope": ["https://www.googleapis.com/auth/cloud-platform"],
         },
         "networkEndpoints": [
-            {"ipAddress": host.ip, "port": host.port, "accessConfig": {"externalIp": host.ip}}
+            {"ipAddress": host.ip, "port": host.port}
+            | ({"accessConfig": {"externalIp": host.ip}} if network["enableExternalIps"] else {})
             for host in node.hosts
         ],
     }
@@ -122,9 +125,12 @@ def guest_attributes(node: Node, workers: Sequence[int], path: str) -> Json:
     entries: list[Json] = []
     for worker in workers:
         algorithm, _, key = node.hosts[worker].host_key.partition(" ")
-        items = [{"namespace": "hostkeys", "key": algorithm, "value": key}]
-        matches = not path or f"hostkeys/{algorithm}".startswith(path)
-        entries.append(
-            {"queryPath": path or "hostkeys/", "queryValue": {"items": items if matches else []}}
-        )
+        node_name = node.spec.name.rpartition("/")[2]
+        attributes = {algorithm: key, "hostname": f"t1v-n-{node_name}-w-{worker}"}
+        items = [
+            {"namespace": "hostkeys", "key": name, "value": value}
+            for name, value in attributes.items()
+            if not path or f"hostkeys/{name}".startswith(path)
+        ]
+        entries.append({"queryPath": path or "hostkeys/", "queryValue": {"items": items}})
     return {"guestAttributes": entries}
