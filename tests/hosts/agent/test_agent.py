@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,12 +230,16 @@ def test_a_daemon_ends_although_the_agent_that_waited_was_killed(
             os.kill(daemon, signal.SIGKILL)
 
 
+def is_reaped(pid: str) -> bool:
+    return not Path("/proc", pid).exists()
+
+
 def test_orphans_of_a_program_do_not_stay_as_zombies(machine: Machine) -> None:
     machine.put("for i in 1 2 3; do (sleep 0.1 & echo $! >> gone); done; sleep 60")
     machine.start()
     wait_for(lambda: len(machine.written("gone").split()) == 3, "the children were started")
     for pid in machine.written("gone").split():
-        wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), "the orphan was reaped")
+        wait_for(partial(is_reaped, pid), "the orphan was reaped")
     machine.attempt("stop", "0.3")
 
 

@@ -170,6 +170,7 @@ def stop_processes(folder: str, grace: float) -> None:
     if container:
         # A container is not a child of the agent: SIGKILL only ends the docker client.
         run_docker("rm", "--force", container)
-    deadline = time.monotonic() + 5
+    # The waiter ends what is left of the program before it records the exit.
+    deadline = time.monotonic() + 15
     while has_waiter(folder) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS / 2)
