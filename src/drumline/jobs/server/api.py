@@ -76,7 +76,7 @@ class JobsApi:
             exception_handlers={
                 RequestError: _request_error,
                 HTTPException: _http_error,
-                sqlite3.OperationalError: _storage_error,
+                sqlite3.DatabaseError: _storage_error,
                 OSError: _storage_error,
             },
         )
@@ -259,6 +259,9 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 
 async def _storage_error(_: Request, error: Exception) -> Response:
+    if isinstance(error, sqlite3.DatabaseError) and "malformed" in str(error):
+        text = f"jobs.db is damaged ({error}); restore a copy of it"
+        return JSONResponse({"error": text}, status_code=507)
     if not is_disk_error(error):
         raise error
     text = f"cannot write to the Drumline home: {error}; free disk space and try again"
