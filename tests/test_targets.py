@@ -57,7 +57,7 @@ def test_arguments_come_from_inputs_or_from_who_is_named(sampler: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("target", "sentence"),
     [
         ("my_sampler.py", "write it as MODULE:FUNCTION"),
         (":product", "write it as MODULE:FUNCTION"),
@@ -77,7 +77,7 @@ def test_arguments_come_from_inputs_or_from_who_is_named(sampler: Path) -> None:
         ("failing.py:f", "failing.py:inputs() fails: ZeroDivisionError: division by zero at "),
     ],
 )
-def test_a_mistake_is_one_sentence(given: str, sentence: str, sampler: Path) -> None:
+def test_a_mistake_is_one_sentence(target: str, sentence: str, sampler: Path) -> None:
     folder = sampler.parent
     (folder / "broken.py").write_text("x = 1\ndef f(:\n")
     (folder / "needy.py").write_text("import absent_package\n")
@@ -86,10 +86,10 @@ def test_a_mistake_is_one_sentence(given: str, sentence: str, sampler: Path) -> 
     (folder / "nulls.py").write_bytes(b"x = 1\0")
     (folder / "failing.py").write_text("def inputs():\n    1 / 0\n\ndef f(x):\n    pass\n")
     (folder / "bare.py").write_text("def f(x):\n    return x\n")
-    with pytest.raises(UserError) as told:
-        load_target(given)
-    assert sentence in str(told.value)
-    assert "\n" not in str(told.value)
+    with pytest.raises(UserError) as raised:
+        load_target(target)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_file_with_the_name_of_another_module_hides_nothing(sampler: Path) -> None:

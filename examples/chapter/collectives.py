@@ -19,8 +19,8 @@ _PERMUTE = re.compile(
 
 def collectives(compiled: Any) -> str:
     """The collectives of a compiled program with how often each stands there."""
-    found = Counter(re.findall(rf" ({_NAMES})(?:-start)?\(", compiled.as_text()))
-    return ", ".join(f"{name} ×{count}" for name, count in sorted(found.items())) or "none"
+    counts = Counter(re.findall(rf" ({_NAMES})(?:-start)?\(", compiled.as_text()))
+    return ", ".join(f"{name} ×{count}" for name, count in sorted(counts.items())) or "none"
 
 
 def bytes_sent(lowered: Any) -> list[int]:

@@ -46,5 +46,5 @@ for name, function in (
     ("jit", jax.jit(average, out_shardings=place)),
 ):
     compiled = function.lower(x).compile()
-    told = f"{collectives(compiled)}; {error(compiled(x), exact)}; {milliseconds(compiled, x)}"
-    print(f"{name}: {told}")
+    summary = f"{collectives(compiled)}; {error(compiled(x), exact)}; {milliseconds(compiled, x)}"
+    print(f"{name}: {summary}")

@@ -38,8 +38,8 @@ arrays = [
 ]
 jitted = jax.jit(expert_matmul, out_shardings=NamedSharding(mesh, P("X", "Y")))
 compiled = jitted.lower(*arrays).compile()
-told = f"{collectives(compiled)}; {error(compiled(*arrays), exact)}"
-print(f"plain jit: {told}; {milliseconds(compiled, *arrays)}")
+summary = f"{collectives(compiled)}; {error(compiled(*arrays), exact)}"
+print(f"plain jit: {summary}; {milliseconds(compiled, *arrays)}")
 shapes = re.findall(r"= \(?f32\[([\d,]+)\]\S* (?:all-gather|all-reduce)\(", str(compiled.as_text()))
 print(f"whole on every device: every expert {f'{E},{D},{F // 2}' in shapes}", end=", ")
 print(f"every token {f'{S},{D // 2}' in shapes}")

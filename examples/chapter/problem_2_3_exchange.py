@@ -47,10 +47,10 @@ for exchange in ("allgather", "alltoall"):
     places = [NamedSharding(mesh, spec) for spec in specs]
     jitted = jax.jit(function, in_shardings=places)
     compiled = jitted.lower(A, W, assignments["even"].astype(np.int32)).compile()
-    held = compiled.memory_analysis().temp_size_in_bytes
-    print(f"{exchange}: {collectives(compiled)}; temporaries of a device {held / 1024:.0f} KiB")
+    temporaries = compiled.memory_analysis().temp_size_in_bytes / 1024
+    print(f"{exchange}: {collectives(compiled)}; temporaries of a device {temporaries:.0f} KiB")
     for name, assignment in assignments.items():
         arrays = jax.device_put((A, W, assignment.astype(np.int32)), tuple(places))
         exact = np.einsum("sd,sdf->sf", A.astype(np.float64), W[assignment].astype(np.float64))
-        told = f"{error(compiled(*arrays), exact)}; {milliseconds(compiled, *arrays)}"
-        print(f"  {name}: {told}")
+        summary = f"{error(compiled(*arrays), exact)}; {milliseconds(compiled, *arrays)}"
+        print(f"  {name}: {summary}")

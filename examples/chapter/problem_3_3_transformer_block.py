@@ -52,5 +52,5 @@ with jax.set_mesh(mesh):
     }
     for name, function in versions.items():
         compiled = jax.jit(function).lower(*arrays).compile()
-        told = f"{collectives(compiled)}; {error(compiled(*arrays), exact)}"
-        print(f"{name}: {told}; {milliseconds(compiled, *arrays)}")
+        summary = f"{collectives(compiled)}; {error(compiled(*arrays), exact)}"
+        print(f"{name}: {summary}; {milliseconds(compiled, *arrays)}")

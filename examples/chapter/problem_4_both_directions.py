@@ -40,5 +40,5 @@ with jax.set_mesh(mesh):
             lowered = jax.jit(mapped).lower(t, w)
             compiled = lowered.compile()
             streams = " and ".join(f"{count:,}" for count in bytes_sent(lowered))
-            told = f"bytes sent {streams}; {error(compiled(t, w), exact)}"
-            print(f"{function.__name__} {direction}: {told}; {milliseconds(compiled, t, w)}")
+            summary = f"bytes sent {streams}; {error(compiled(t, w), exact)}"
+            print(f"{function.__name__} {direction}: {summary}; {milliseconds(compiled, t, w)}")

@@ -75,7 +75,7 @@ def dropped(sampled: Sampled, states: jax.Array, head: jax.Array) -> int:
 
 def main() -> None:
     """Count the rows that lose their token, as compiled and mended in three ways."""
-    given = inputs()
+    arguments = inputs()
     strict = {"xla_allow_excess_precision": False}
     mended = {
         "as compiled": jax.jit(sample),
@@ -84,7 +84,7 @@ def main() -> None:
         "threshold from the same float32 numbers": jax.jit(sample_in_float32),
     }
     for name, function in mended.items():
-        lost = dropped(function(*given), *given)
+        lost = dropped(function(*arguments), *arguments)
         print(f"{name}: {lost} of {ROWS} rows lose their most probable token")
 
 

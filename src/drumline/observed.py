@@ -56,6 +56,18 @@ class Refusal:
     fault: Fault
     message: str
     """The reason, as a sentence for the user."""
+    words: str = ""
+    """The cloud's own words on one line; empty if it gave none."""
+
+    @property
+    def text(self) -> str:
+        """The reason with the cloud's own words."""
+        return with_words(self.message, self.words)
+
+
+def with_words(message: str, words: str) -> str:
+    """Return a sentence of ours with the cloud's own words beside it."""
+    return f"{message} (the cloud: {words})" if words else message
 
 
 # --- Hosts ------------------------------------------------------------------------------------

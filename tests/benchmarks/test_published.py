@@ -94,12 +94,12 @@ def test_attention_and_its_gradients_are_those_of_softmax(window: int | None) ->
         return attention(q, k, v, Kernel(window, 1.0, 1.0))
 
     np.testing.assert_allclose(kernel(q, k, v), plain(q, k, v), atol=1e-5)
-    ours, theirs = (
+    kernel_gradients, plain_gradients = (
         jax.grad(lambda *x, f=f: jnp.sin(f(*x)).sum(), argnums=(0, 1, 2))(q, k, v)
         for f in (kernel, plain)
     )
-    for mine, wanted in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(mine, wanted, atol=1e-5)
+    for gradient, expected in zip(kernel_gradients, plain_gradients, strict=True):
+        np.testing.assert_allclose(gradient, expected, atol=1e-5)
 
 
 def test_experts_take_their_capacity_and_each_place_one_token() -> None:

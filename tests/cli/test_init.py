@@ -62,8 +62,8 @@ def test_the_server_reads_the_settings_of_init(home: Path, drumline: Run) -> Non
 
 def test_zones_can_come_from_the_quota(home: Path, drumline: Run) -> None:
     grants = ["64 spot v6e chips in europe-west4-a", "32 on-demand v4 chips in us-central2-b"]
-    given = [word for grant in grants for word in ("--quota", grant)]
-    assert drumline("init", "--project", "lab-tpu", *given) == 0
+    options = [word for grant in grants for word in ("--quota", grant)]
+    assert drumline("init", "--project", "lab-tpu", *options) == 0
     assert yaml.safe_load((home / "config.yaml").read_text())["zones"] == [
         "europe-west4-a",
         "us-central2-b",

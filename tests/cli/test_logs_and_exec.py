@@ -31,15 +31,15 @@ EVIL = b"\x1b]52;c;cm0gLXJmIH4=\x07\x1b]0;title\x07\x1b[31mred\x1b[0m \xff\r\n"
 
 def on_a_terminal(*words: str) -> bytes:
     """What a command writes to a terminal that is its own."""
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     command = [sys.executable, "-c", "from drumline.cli import main; main()", *words]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as child:
-        os.close(theirs)
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as child:
+        os.close(terminal)
         written = b""
         with contextlib.suppress(OSError):  # what a pty says at its end
-            while piece := os.read(ours, 1 << 16):
+            while piece := os.read(controller, 1 << 16):
                 written += piece
-        os.close(ours)
+        os.close(controller)
         assert child.wait() == 0, written
     return written
 

@@ -19,10 +19,10 @@ PARENT = "projects/p/locations/local-a"
 def eventually(holds: Callable[[], Any], what: str = "", seconds: float = 60.0) -> Any:
     """Wait until `holds()` is true, and return what it returned."""
     deadline = time.monotonic() + seconds
-    while not (found := holds()):
+    while not (value := holds()):
         assert time.monotonic() < deadline, f"it never came to be: {what}"
         time.sleep(0.02)
-    return found
+    return value
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Emulator:
 
     @property
     def token(self) -> str:
-        found = launch.find(self.home)
-        assert found is not None
-        return found.token
+        endpoint = launch.find(self.home)
+        assert endpoint is not None
+        return endpoint.token
 
-    def control(self, verb: str, **given: Any) -> dict[str, Any]:
-        return launch.control(self.home, verb, **given)
+    def control(self, verb: str, **fields: Any) -> dict[str, Any]:
+        return launch.control(self.home, verb, **fields)
 
     def rest(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
         """One call as it goes over the wire."""
@@ -93,8 +93,8 @@ class Emulator:
 
     def host(self, node: str) -> dict[str, Any]:
         """The one host of a node."""
-        (found,) = [one for one in self.control("resources")["hosts"] if one["node"] == node]
-        return dict(found)
+        (host,) = [one for one in self.control("resources")["hosts"] if one["node"] == node]
+        return dict(host)
 
     def release(self, name: str) -> None:
         full = f"{PARENT}/queuedResources/{name}"

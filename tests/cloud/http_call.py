@@ -12,8 +12,8 @@ def rest(
     try:
         connection.request(method, path, None if body is None else json.dumps(body), headers or {})
         answer = connection.getresponse()
-        found = json.loads(answer.read())
+        answer_json = json.loads(answer.read())
     finally:
         connection.close()
-    assert isinstance(found, dict)
-    return answer.status, found
+    assert isinstance(answer_json, dict)
+    return answer.status, answer_json

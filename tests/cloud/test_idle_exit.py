@@ -116,15 +116,15 @@ def test_an_idle_emulator_exits_unless_faults_are_set(
         return process
 
     idle = started(tmp_path / "idle")
-    told = started(tmp_path / "told")
+    commanded = started(tmp_path / "told")
     try:
         launch.control(tmp_path / "told", "faults", fail=0.5)
         assert idle.wait(20) == 0
         assert launch.find(tmp_path / "idle") is None
         assert launch.endpoint(tmp_path / "told")
         launch.control(tmp_path / "told", "faults", clear=True)
-        assert told.wait(20) == 0
+        assert commanded.wait(20) == 0
     finally:
-        for one in (idle, told):
+        for one in (idle, commanded):
             one.kill()
             one.wait()

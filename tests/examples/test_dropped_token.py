@@ -34,16 +34,16 @@ def test_it_prints_what_its_docstring_promises(
     lost = [int(re.search(r": (\d+) of 64 rows lose", line)[1]) for line in lines]  # type: ignore[index]
     assert lost[1:] == [0, 0, 0]
     assert lost[0] > 0
-    told = sampler.__doc__ or ""
-    assert f"as compiled, {lost[0]} of 64 rows lose" in " ".join(told.split())
+    docstring = sampler.__doc__ or ""
+    assert f"as compiled, {lost[0]} of 64 rows lose" in " ".join(docstring.split())
 
 
 def test_the_command_in_its_docstring_names_the_flips_and_the_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (FOLDER / "dropped_token.py").read_text()
-    told = ast.get_docstring(ast.parse(text)) or ""
-    [command] = re.findall(r"^    (drumline .*)$", told, re.MULTILINE)
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    [command] = re.findall(r"^    (drumline .*)$", docstring, re.MULTILINE)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(SystemExit) as ended:
@@ -56,7 +56,7 @@ def test_the_command_in_its_docstring_names_the_flips_and_the_line(
     divided = 1 + next(i for i, line in enumerate(lines) if "/ TEMPERATURE" in line)
     assert f"the rounding at examples/numerics/dropped_token.py:{divided} never happened" in out
     [flips] = re.findall(r"^no excess precision +scores +(\d+) of 64 +[\d.]+ \(", out, re.MULTILINE)
-    assert f"{flips} of 64 decisions flip" in " ".join(told.split())
+    assert f"{flips} of 64 decisions flip" in " ".join(docstring.split())
 
 
 def test_every_flip_is_a_token_that_changed(sampler: Any) -> None:

@@ -45,9 +45,9 @@ def torch_mlp(example: Example) -> Any:
 
 @pytest.fixture(scope="module")
 def compare(torch_mlp: Any, example: Example) -> Any:
-    found = example("compare")
-    assert found.torch_mlp is torch_mlp
-    return found
+    compare = example("compare")
+    assert compare.torch_mlp is torch_mlp
+    return compare
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +164,10 @@ def test_weights_for_jax_do_not_change_when_pytorch_trains(
 ) -> None:
     weights, batches = example("first_weights"), example("digit_batches")
     model = torch_mlp.init(0)
-    taken = weights.from_torch(model.state_dict())
-    before = taken["layer0"]["weight"].copy()
+    params = weights.from_torch(model.state_dict())
+    before = params["layer0"]["weight"].copy()
     torch_mlp.train(model, batches.batches(batches.digits("train"), 1))
-    np.testing.assert_array_equal(taken["layer0"]["weight"], before)
+    np.testing.assert_array_equal(params["layer0"]["weight"], before)
 
 
 def test_without_a_file_jax_draws_weights_of_the_shapes_drumline_has(example: Example) -> None:
@@ -222,9 +222,9 @@ def _stands_in(code: str, text: str) -> bool:
 
     Blank lines do not count: the formatter sets them otherwise at the top level.
     """
-    lines, wanted = (list(filter(str.strip, one.splitlines())) for one in (text, code))
-    blocks = (lines[i : i + len(wanted)] for i in range(len(lines) - len(wanted) + 1))
-    return any(textwrap.dedent("\n".join(block)).splitlines() == wanted for block in blocks)
+    lines, code_lines = (list(filter(str.strip, one.splitlines())) for one in (text, code))
+    blocks = (lines[i : i + len(code_lines)] for i in range(len(lines) - len(code_lines) + 1))
+    return any(textwrap.dedent("\n".join(block)).splitlines() == code_lines for block in blocks)
 
 
 def _names(module: str) -> list[str]:
@@ -233,9 +233,9 @@ def _names(module: str) -> list[str]:
 
 
 def _promised(module: str) -> str:
-    found = re.search(r"^What to see: (.*)$", (FOLDER / f"{module}.py").read_text(), re.MULTILINE)
-    assert found
-    return found[1]
+    match = re.search(r"^What to see: (.*)$", (FOLDER / f"{module}.py").read_text(), re.MULTILINE)
+    assert match
+    return match[1]
 
 
 def _check(line: str, promised: str) -> None:

@@ -178,8 +178,8 @@ AGE = "AGE-SECRET-KEY-1" + "Q" * 58
 def git(folder: Path, *words: str) -> None:
     assert GIT is not None
     settings = ("user.name=a", "user.email=a@b", "protocol.file.allow=always")
-    given = [word for setting in settings for word in ("-c", setting)]
-    subprocess.run([GIT, "-C", str(folder), *given, *words], check=True, capture_output=True)
+    options = [word for setting in settings for word in ("-c", setting)]
+    subprocess.run([GIT, "-C", str(folder), *options, *words], check=True, capture_output=True)
 
 
 def plain(place: Place) -> None:
@@ -327,7 +327,7 @@ def password_files(place: Place) -> None:
     place.write(".pypirc", "[pypi]\nusername = me\npassword = p\n")
     place.write("pip.conf", "[global]\nindex-url = https://me:pw@host/simple\n")
     place.write("a/pip.conf", "[global]\nindex-url = https://host/simple\n")
-    place.write(".cache/huggingface/token", "hf_x")
+    place.write("cache/huggingface/token", "hf_x")
     place.write("token.txt", "hf_" + "a" * 34 + "\n")
 
 
@@ -610,8 +610,8 @@ def undone() -> Iterator[None]:
 
 def _planted_mounts() -> set[str]:
     """Mount points that the cases pretend: `bucket` and the file `run/token`."""
-    found = Path(tempfile.gettempdir()).glob("packing-*/user/project")
-    return {os.path.realpath(path / name) for path in found for name in ("bucket", "run/token")}
+    projects = Path(tempfile.gettempdir()).glob("packing-*/user/project")
+    return {os.path.realpath(path / name) for path in projects for name in ("bucket", "run/token")}
 
 
 KEY, HOME, ENV = "private key", "Drumline's home", "environment file"
@@ -691,7 +691,7 @@ CASES = (
         ("a/.npmrc", "a/pip.conf"),
         dict.fromkeys((".netrc", ".pgpass", ".git-credentials"), PASSWORDS)
         | dict.fromkeys((".npmrc", ".pypirc", "pip.conf"), SETTINGS)
-        | dict.fromkeys(("kaggle.json", ".cache/huggingface/token", "token.txt"), TOKEN),
+        | dict.fromkeys(("kaggle.json", "cache/huggingface/token", "token.txt"), TOKEN),
     ),
     Case(
         "tokens under other names, and histories",

@@ -64,11 +64,11 @@ def test_imports_of_drumline_are_found(tmp_path: Path, text: str, script: str, u
 def test_the_package_is_bundled_if_needed_and_missing_packages_are_a_warning(
     tmp_path: Path, python: dict[str, Any], local: bool, use: str, warning: str
 ) -> None:
-    found = choose_package(code(tmp_path, TRAINS), ["x"], SETTLES | python, local=local)
-    assert found.use == use
-    assert bool(found.warning) == bool(warning)
-    assert warning in found.warning
-    assert (found.package is None) == (use == "none")
+    choice = choose_package(code(tmp_path, TRAINS), ["x"], SETTLES | python, local=local)
+    assert choice.use == use
+    assert bool(choice.warning) == bool(warning)
+    assert warning in choice.warning
+    assert (choice.package is None) == (use == "none")
 
 
 def test_no_package_is_bundled_if_the_code_has_it_or_does_not_need_it(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_no_package_is_bundled_if_the_code_has_it_or_does_not_need_it(tmp_path: 
     assert choose_package(other, ["x"], SETTLES | {"drumline": True}, local=False).use == "training"
     assert choose_package(None, ["python -m drumline.train x.py"], SETTLES, local=False).package
     (other / "requirements.txt").write_text("# all\nnumpy\nDrumline>=0.1\n")
-    asked = SETTLES | {"requirements": "requirements.txt"}
-    assert choose_package(code(other, TRAINS), ["x"], asked, local=False).use == "none"
+    environment = SETTLES | {"requirements": "requirements.txt"}
+    assert choose_package(code(other, TRAINS), ["x"], environment, local=False).use == "none"
 
 
 def unpacked(archive: Path, work: Path) -> Path:
@@ -141,15 +141,15 @@ def test_the_program_imports_the_bundled_package(tmp_path: Path, kind: Any) -> N
 
 
 def test_requirements_of_training_are_installed_if_drumline_makes_the_environment() -> None:
-    wanted = training_requirements()
-    names = {entry.split(">")[0].split("<")[0].split("=")[0] for entry in wanted}
+    requirements = training_requirements()
+    names = {entry.split(">")[0].split("<")[0].split("=")[0] for entry in requirements}
     assert names == {
         "equinox", "grain", "jax", "jaxtyping", "mpmath", "optax", "orbax-checkpoint", "rich",
         "safetensors",
     }  # fmt: skip
     for kind in ("uv", "venv", "conda"):
-        asked = PythonEnvironment(kind, requirements=("jax[tpu]",), drumline="training")
-        (step,) = python_steps(asked, "1")
+        environment = PythonEnvironment(kind, requirements=("jax[tpu]",), drumline="training")
+        (step,) = python_steps(environment, "1")
         (line,) = (line for line in step.script.splitlines() if "pip install" in line)
         assert "'jax[tpu]'" in line
         assert "'orbax-checkpoint" in line

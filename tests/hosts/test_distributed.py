@@ -104,6 +104,6 @@ def test_the_error_names_the_users_line_not_the_librarys() -> None:
     try:
         json.loads("{")
     except ValueError as error:
-        said = describe_error(error)
-    assert "test_distributed.py:" in said
-    assert "JSONDecodeError: Expecting property name" in said
+        message = describe_error(error)
+    assert "test_distributed.py:" in message
+    assert "JSONDecodeError: Expecting property name" in message

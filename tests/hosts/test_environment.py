@@ -161,7 +161,7 @@ def test_a_tpu_vm_mounts_with_gcsfuse_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "source", "said"),
+    ("path", "source", "message"),
     [
         ("data", "gs://lab", "write an absolute path"),
         ("/data", "lab", "is not gs://bucket"),
@@ -170,6 +170,6 @@ def test_a_tpu_vm_mounts_with_gcsfuse_once(tmp_path: Path) -> None:
         ("~/../x", "gs://lab", "leads out"),
     ],
 )
-def test_an_invalid_mount_is_a_user_error(path: str, source: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_an_invalid_mount_is_a_user_error(path: str, source: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         mount_steps({path: source})

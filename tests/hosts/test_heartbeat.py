@@ -30,9 +30,9 @@ def read(file: Path) -> dict[str, object]:
 def test_numbers_of_all_types_are_reported_as_numbers(file: Path) -> None:
     numpy = pytest.importorskip("numpy")
     heartbeat(step=numpy.int32(7), loss=numpy.float32(0.5), lr=float("nan"), phase="warm")
-    said = read(file)
-    assert isinstance(said.pop("time"), float)
-    assert said == {"step": 7, "loss": 0.5, "lr": "nan", "phase": "warm"}
+    written = read(file)
+    assert isinstance(written.pop("time"), float)
+    assert written == {"step": 7, "loss": 0.5, "lr": "nan", "phase": "warm"}
 
 
 def test_a_fast_program_writes_at_most_ten_times_a_second_and_its_last_report(
@@ -69,9 +69,9 @@ def test_values_missing_from_a_report_keep_their_last_value(file: Path) -> None:
         heartbeat(step=step, total=300, mfu=0.4, checkpoint=step)
     heartbeat(mfu=None, result="97.1 %")
     flush()
-    said = read(file)
-    del said["time"]
-    assert said == {"step": 300, "total": 300, "mfu": None, "checkpoint": 300, "resumed": 298,
+    written = read(file)
+    del written["time"]
+    assert written == {"step": 300, "total": 300, "mfu": None, "checkpoint": 300, "resumed": 298,
                     "result": "97.1 %"}  # fmt: skip
 
 
@@ -79,8 +79,8 @@ def test_every_report_has_the_checkpoint_that_the_program_resumed_from(file: Pat
     heartbeat(step=150, checkpoint=150)
     heartbeat(step=163, checkpoint=160)
     flush()
-    said = read(file)
-    assert (said["step"], said["checkpoint"], said["resumed"]) == (163, 160, 150)
+    written = read(file)
+    assert (written["step"], written["checkpoint"], written["resumed"]) == (163, 160, 150)
 
 
 def test_a_start_without_a_checkpoint_is_a_start_from_0(file: Path) -> None:

@@ -33,12 +33,12 @@ def test_two_hosts_get_the_code_run_the_set_up_and_start_together(tmp_path: Path
         session.start()
         reports = await reach(session, HostPhase.EXITED)
         assert [report.exit_code for report in reports] == [0, 0]
-        said = [slice_.log(host).decode().splitlines() for host in (0, 1)]
-        assert [lines[1] for lines in said] == ["set up", "set up"]
-        assert [lines[3] for lines in said] == ["host 0 of 2", "host 1 of 2"]
-        assert said[0][4] == said[1][4]
-        assert re.fullmatch(r"127\.0\.0\.1:\d+", said[0][4])
-        assert reports[0].tail[-1] == said[0][4]
+        logs = [slice_.log(host).decode().splitlines() for host in (0, 1)]
+        assert [lines[1] for lines in logs] == ["set up", "set up"]
+        assert [lines[3] for lines in logs] == ["host 0 of 2", "host 1 of 2"]
+        assert logs[0][4] == logs[1][4]
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", logs[0][4])
+        assert reports[0].tail[-1] == logs[0][4]
         await session.close()
 
         # The next attempt on the same hosts: nothing is sent or set up again.
@@ -261,8 +261,8 @@ def test_a_failed_set_up_is_reported_with_its_last_lines(tmp_path: Path) -> None
         session.start()
         report = (await reach(session, HostPhase.FAILED))[0]
         assert (report.detail, report.exit_code) == ("setup: pip", 4)
-        told = "set-up of pip  exit 4  exit code 4: no matching distribution"
-        assert report.error == told
+        expected = "set-up of pip  exit 4  exit code 4: no matching distribution"
+        assert report.error == expected
         slice_.hosts[0].cut()
         await until(lambda: session.reports()[0].detail != "connection lost", "it is back")
         assert session.reports()[0].phase is HostPhase.FAILED

@@ -118,8 +118,8 @@ def test_an_axis_of_another_mesh_of_the_same_devices_is_named() -> None:
 
 
 def test_a_branch_is_said_to_send_at_most() -> None:
-    def maybe(x: jax.Array, wanted: jax.Array) -> Any:
-        return lax.cond(wanted, lambda x: jnp.sum(x, 0), lambda x: x[0], x)
+    def maybe(x: jax.Array, condition: jax.Array) -> Any:
+        return lax.cond(condition, lambda x: jnp.sum(x, 0), lambda x: x[0], x)
 
     assert " sends at most " in communication(maybe, A, shape(dtype=jnp.bool_)).sentence
 

@@ -45,11 +45,11 @@ def collectives(built: Built) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_what_a_program_sends_is_what_theory_says(program: Program) -> None:
     results = collectives(program.build())
-    told, expected = told_counts(results), expected_counts(program.expected)
+    counts, expected = told_counts(results), expected_counts(program.expected)
     if program.merged:
-        assert totals(told) == totals(expected)
+        assert totals(counts) == totals(expected)
     else:
-        assert told == expected
+        assert counts == expected
     assert all(collective["at_least"] == program.at_least for collective in results)
     # On CPU devices every collective blocks.
     assert not any(collective["asynchronous"] for collective in results)
@@ -188,8 +188,8 @@ def test_jitted_and_lowered_programs_are_reported_as_the_function_is(name: str) 
     program = known(name)
     built = program.build()
     lowered = jitted(built).lower(*built.arguments)
-    for given in (jitted(built), built.function):
-        report = communication(given, *built.arguments, mesh=built.mesh)
+    for candidate in (jitted(built), built.function):
+        report = communication(candidate, *built.arguments, mesh=built.mesh)
         assert told_counts(report.to_dict()["collectives"]) == expected_counts(program.expected)
     of_lowered = communication(lowered, mesh=built.mesh).to_dict()["collectives"]
     assert told_counts(of_lowered) == expected_counts(program.expected)

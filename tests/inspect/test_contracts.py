@@ -95,10 +95,10 @@ def test_what_is_allowed_passes_and_is_returned(allow: Any) -> None:
 def test_what_is_not_allowed_fails_with_the_line_and_the_table(allow: Any, says: str) -> None:
     with pytest.raises(UnexpectedCommunication) as broken:
         expect(GATHERS, allow=allow)
-    said = str(broken.value)
-    assert says in said
-    assert "test_contracts.py:" in said.splitlines()[0] + said.splitlines()[1]
-    assert "KIND" in said, "the whole table"
+    message = str(broken.value)
+    assert says in message
+    assert "test_contracts.py:" in message.splitlines()[0] + message.splitlines()[1]
+    assert "KIND" in message, "the whole table"
 
 
 def test_it_is_an_assertion_as_pytest_has_them() -> None:
@@ -146,9 +146,9 @@ def test_the_iterations_of_a_loop_are_added_up() -> None:
     expect(LOOP, allow={"all-gather": {"Y": "60 KiB"}})
     with pytest.raises(UnexpectedCommunication) as broken:
         expect(LOOP, allow={"all-gather": {"Y": "59 KiB"}})
-    said = str(broken.value)
-    assert "all-gather over Y: 60 KiB a device, and 59 KiB are allowed" in said
-    assert "12 KiB × 5" in said
+    message = str(broken.value)
+    assert "all-gather over Y: 60 KiB a device, and 59 KiB are allowed" in message
+    assert "12 KiB × 5" in message
 
 
 @pytest.mark.parametrize(

@@ -253,10 +253,10 @@ def test_a_refusal_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -
     call, says = REFUSALS[name]
     with pytest.raises((UserError, UnknownName)) as refusal:
         call()
-    said = str(refusal.value)
-    assert says in said
-    assert "\n" not in said
-    assert "Traceback" not in said
+    message = str(refusal.value)
+    assert says in message
+    assert "\n" not in message
+    assert "Traceback" not in message
 
 
 def test_a_function_that_does_not_trace_is_reported_with_its_own_line() -> None:

@@ -224,21 +224,21 @@ def test_jit_of_a_mixture_brings_every_expert_and_every_token_to_every_device() 
     report = report_of("chapter/problem-2-2-jit")
     experts, tokens = 4 * 2048 * 4096 * 4, 1024 * 1024 * 4
     large = (all_gather("X", 4, experts), all_reduce("X", 4, tokens))
-    told = told_counts(report.to_dict()["collectives"])
+    counts = told_counts(report.to_dict()["collectives"])
     for expected in large:
-        assert told.pop(expected.key) == 1
+        assert counts.pop(expected.key) == 1
     # The rest is about where tokens go.
-    assert sum(sent * count for (_, _, _, sent), count in told.items()) < MIB
+    assert sum(sent * count for (_, _, _, sent), count in counts.items()) < MIB
     assert report.sentence.startswith(f"{report.name} sends at least 390 MiB a device: ")
     assert estimate_of("chapter/problem-2-2-jit").bound == "network"
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_chapter_example_takes_time_on_its_slice_and_says_what_bounds_it(name: str) -> None:
-    told = estimate_of(f"chapter/{name}")
-    assert math.isfinite(told.seconds)
-    assert 0 < told.seconds < 0.1
-    first = str(told).splitlines()[0]
+    step_estimate = estimate_of(f"chapter/{name}")
+    assert math.isfinite(step_estimate.seconds)
+    assert 0 < step_estimate.seconds < 0.1
+    first = str(step_estimate).splitlines()[0]
     assert f" on {chapter(name).on} " in first
     assert first.endswith(tuple(f"bound by {bound}" for bound in KNOWN[name].bound))
 
@@ -247,8 +247,8 @@ def test_a_ring_hides_its_hops_where_each_matmul_takes_longer() -> None:
     # On a core of a v2, whose peak is 23 TFLOP/s, each of four products takes 47 µs or more, and
     # 512 KiB go over a link in 9: the first hop runs beside the first product, and so on.
     function, arguments = program("chapter/collective-matmul-ring")
-    told = estimate(function, *arguments, on="v2-8")
-    assert told.exposed < 1e-6
+    step_estimate = estimate(function, *arguments, on="v2-8")
+    assert step_estimate.exposed < 1e-6
 
 
 def test_every_chapter_example_is_known() -> None:
@@ -358,16 +358,16 @@ def test_experts_on_devices_of_their_own_are_sent_their_tokens() -> None:
     ("name", "bound"), [("models/mlp-data", "network"), ("models/lm-350m-fsdp", "memory")]
 )
 def test_a_training_step_takes_time_on_its_slice(name: str, bound: str) -> None:
-    told = estimate_of(name)
-    assert math.isfinite(told.seconds)
-    assert told.seconds > 0
-    assert str(told).splitlines()[0].endswith(f"bound by {bound}")
+    step_estimate = estimate_of(name)
+    assert math.isfinite(step_estimate.seconds)
+    assert step_estimate.seconds > 0
+    assert str(step_estimate).splitlines()[0].endswith(f"bound by {bound}")
 
 
 def test_a_training_step_needs_room_for_its_gradients() -> None:
     # All of them are alive at once, beside the weights and moments, which are updated in place.
-    told = estimate_of("models/mlp-data")
-    assert told.memory.temporaries >= 4 * 1_333_770
+    step_estimate = estimate_of("models/mlp-data")
+    assert step_estimate.memory.temporaries >= 4 * 1_333_770
 
 
 # By name and by mesh ----------------------------------------------------------------------------
@@ -404,8 +404,8 @@ def test_an_example_takes_another_mesh_of_the_same_axes() -> None:
     function, arguments = chapter("collective-matmul-jit").program("X=16,Y=16")
     report = communication(function, *arguments)
     assert report.devices == 256
-    told = told_counts(report.to_dict()["collectives"])
-    assert told == {all_gather("Y", 16, 64 * 128 * 2, BF16).key: 1}
+    counts = told_counts(report.to_dict()["collectives"])
+    assert counts == {all_gather("Y", 16, 64 * 128 * 2, BF16).key: 1}
 
 
 def test_an_example_refuses_a_mesh_of_other_axes() -> None:

@@ -65,8 +65,8 @@ def splits_features(mesh: AbstractMesh) -> Built:
 def both(build: Callable[[AbstractMesh], Built], mesh: AbstractMesh) -> tuple[Any, ...]:
     function, arguments = build(mesh)
     sent = communication(function, *arguments, compiler="cpu")
-    told = estimate(function, *arguments, on="v5p-256", compiler="cpu")
-    return sent, told
+    step_estimate = estimate(function, *arguments, on="v5p-256", compiler="cpu")
+    return sent, step_estimate
 
 
 @pytest.mark.parametrize(
@@ -83,26 +83,26 @@ def test_it_is_reported_as_if_it_had_been_compiled(
     assert direct.collectives
     assert "and extrapolated" not in direct.compiled_by
     monkeypatch.setattr(programs, "MAX_DEVICES", 64)
-    carried, told = both(build, mesh)
+    carried, step_estimate = both(build, mesh)
     assert "and extrapolated" in carried.compiled_by
     assert (carried.devices, carried.mesh) == (direct.devices, direct.mesh)
     results, expected = (report.to_dict()["collectives"] for report in (carried, direct))
     assert told_counts(results) == told_counts(expected)
     assert [one["group"] for one in results] == [one["group"] for one in expected]
     assert carried.sent == direct.sent
-    assert told.seconds == direct_told.seconds
-    assert told.bounds == direct_told.bounds
-    assert told.flops == direct_told.flops
-    assert told.exposed == direct_told.exposed
-    assert told.memory == direct_told.memory
+    assert step_estimate.seconds == direct_told.seconds
+    assert step_estimate.bounds == direct_told.bounds
+    assert step_estimate.flops == direct_told.flops
+    assert step_estimate.exposed == direct_told.exposed
+    assert step_estimate.memory == direct_told.memory
 
 
 def refused(function: Any, *arguments: Any) -> str:
     with pytest.raises(UserError) as refusal:
         communication(function, *arguments, compiler="cpu")
-    said = str(refusal.value)
-    assert "\n" not in said
-    return said
+    message = str(refusal.value)
+    assert "\n" not in message
+    return message
 
 
 @pytest.fixture
@@ -127,8 +127,8 @@ def test_a_program_that_xla_shards_in_another_way_is_refused() -> None:
         y = lax.with_sharding_constraint(y, NamedSharding(mesh, P(None, "X")))
         return lax.with_sharding_constraint(y.sum(0), NamedSharding(mesh, P("X")))
 
-    said = refused(jax.jit(rows), on(mesh, (128 * 24, 64), "X"))
-    assert said.startswith("XLA makes different programs for X=16 and X=64")
+    message = refused(jax.jit(rows), on(mesh, (128 * 24, 64), "X"))
+    assert message.startswith("XLA makes different programs for X=16 and X=64")
 
 
 @pytest.mark.usefixtures("few")
@@ -139,8 +139,8 @@ def test_a_mesh_without_a_long_axis_is_refused() -> None:
         return x.sum()
 
     function = jax.jit(summed, out_shardings=NamedSharding(mesh, P()))
-    said = refused(function, on(mesh, (64, 64), "X", "Y"))
-    assert said.startswith("the mesh X=8,Y=4,Z=4 has 128 devices, more than the 64")
+    message = refused(function, on(mesh, (64, 64), "X", "Y"))
+    assert message.startswith("the mesh X=8,Y=4,Z=4 has 128 devices, more than the 64")
 
 
 def test_the_longest_axis_is_shortened_to_what_divides_it() -> None:
@@ -154,18 +154,22 @@ def test_the_longest_axis_is_shortened_to_what_divides_it() -> None:
         shorter_meshes({"X": 4099}, 2048)
 
 
-@pytest.mark.parametrize("wanted", [4096, 8960])
-def test_a_whole_pod_is_reported(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device_count", [4096, 8960])
+def test_a_whole_pod_is_reported(device_count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the data's layout fixes: the sum of a gradient over every device."""
     monkeypatch.setattr(programs, "MAX_DEVICES", 256)
-    mesh = mesh_of(X=wanted)
+    mesh = mesh_of(X=device_count)
 
     def product(x: jax.Array, w: jax.Array) -> jax.Array:
         return jnp.einsum("bd,bf->df", x, w)
 
     function = jax.jit(product, out_shardings=NamedSharding(mesh, P()))
-    x = on(mesh, (wanted * 8, 64), "X")
+    x = on(mesh, (device_count * 8, 64), "X")
     report = communication(function, x, x, compiler="cpu")
     (results,) = report.collectives
-    assert (results.kind, results.group, report.devices) == ("all-reduce", wanted, wanted)
-    assert results.sent == 2 * (wanted - 1) * (64 * 64 * 2) // wanted
+    assert (results.kind, results.group, report.devices) == (
+        "all-reduce",
+        device_count,
+        device_count,
+    )
+    assert results.sent == 2 * (device_count - 1) * (64 * 64 * 2) // device_count

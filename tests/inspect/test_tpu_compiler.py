@@ -68,11 +68,11 @@ PAIRS = "source_target_pairs={{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}"
 CYCLES = 60_000
 
 
-def _hop(number: int, taken: str) -> str:
+def _hop(number: int, operand: str) -> str:
     return f"""\
   %start.{number} = ({ROW}, {ROW}, u32[]{{:S(2)}}, u32[]{{:S(2)}}) \
-collective-permute-start(%{taken}), channel_id={number}, {PAIRS}
-  %y.{number} = {PART} fusion(%{taken}, %w), kind=kOutput, calls=%part, \
+collective-permute-start(%{operand}), channel_id={number}, {PAIRS}
+  %y.{number} = {PART} fusion(%{operand}, %w), kind=kOutput, calls=%part, \
 backend_config={{"estimated_cycles":"{CYCLES}"}}
   %end.{number} = {ROW} collective-permute-done(%start.{number})
 """
@@ -122,28 +122,28 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
     monkeypatch.setattr(workers, "_workers", {})
 
     def make(answer: dict[str, Any] | None = None, text: str = RING, instead: str = "pass") -> Path:
-        asked, python = tmp_path / "asked", tmp_path / "python"
+        request_file, python = tmp_path / "asked", tmp_path / "python"
         report = {"memory": MEMORY} if answer is None else answer
-        script = PROTOCOL.format(asked=str(asked), answer=report, text=text, instead=instead)
+        script = PROTOCOL.format(asked=str(request_file), answer=report, text=text, instead=instead)
         python.write_text(f"#!{sys.executable}\n{script}")
         python.chmod(0o755)
         monkeypatch.setenv(TPU_PYTHON, str(python))
-        return asked
+        return request_file
 
     yield make
     workers.stop_workers()
 
 
-def asked(path: Path) -> list[dict[str, Any]]:
+def read_requests(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def refusal(**how: Any) -> str:
     with pytest.raises(UserError) as refused:
         communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8", **how)
-    said = str(refused.value)
-    assert "\n" not in said
-    return said
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
 
 
 def test_a_python_that_has_it_is_asked(stand_in: StandIn) -> None:
@@ -151,7 +151,7 @@ def test_a_python_that_has_it_is_asked(stand_in: StandIn) -> None:
     assert has_tpu_compiler()
     report = communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
     assert report.compiled_by == "the TPU's own compiler"
-    (request,) = asked(notes)
+    (request,) = read_requests(notes)
     assert (request["topology"], request["partitions"]) == ("v5e:2x4", 8)
     places = request["places"]
     assert sorted(places) == sorted([x, y, 0, 0] for x in range(2) for y in range(4))
@@ -178,7 +178,7 @@ def test_it_is_reported_what_the_function_tells_its_compiler(stand_in: StandIn) 
     own = {"xla_tpu_enable_sdc_checker": True, "xla_gpu_autotune_level": 0}
     report = jax.jit(product, compiler_options=own)
     communication(report, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
-    (request,) = asked(notes)
+    (request,) = read_requests(notes)
     assert request["options"] == {"xla_tpu_enable_sdc_checker": True}
 
 
@@ -201,7 +201,7 @@ def test_one_process_answers_for_several_programs(stand_in: StandIn) -> None:
     notes = stand_in()
     for _ in range(3):
         communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
-    assert len(asked(notes)) == 3
+    assert len(read_requests(notes)) == 3
     assert list(workers._workers) == ["tpu"]
 
 
@@ -214,7 +214,7 @@ def test_slices_by_the_names_that_the_compiler_has(
 ) -> None:
     notes = stand_in()
     communication(product, *chapter(), mesh="X=2,Y=4", on=on)
-    assert asked(notes)[0]["topology"] == topology
+    assert read_requests(notes)[0]["topology"] == topology
 
 
 def test_it_is_asked_only_where_a_slice_is_named(stand_in: StandIn) -> None:
@@ -233,8 +233,8 @@ def _refused_without_slice() -> str:
 
 def test_what_the_compiler_refuses_is_reported_in_its_first_line(stand_in: StandIn) -> None:
     stand_in({"error": "RESOURCE_EXHAUSTED: 40 GB of 16 GB hbm\n\nLargest buffers:\n  1. …"}, "")
-    said = refusal()
-    assert said == "the compiler refuses the program: RESOURCE_EXHAUSTED: 40 GB of 16 GB hbm"
+    message = refusal()
+    assert message == "the compiler refuses the program: RESOURCE_EXHAUSTED: 40 GB of 16 GB hbm"
 
 
 def test_a_process_that_dies_is_reported_and_another_takes_the_next_program(
@@ -275,14 +275,14 @@ def test_a_python_that_cannot_be_run_is_reported(
         python.write_text("")
         python.chmod(mode)
     monkeypatch.setenv(TPU_PYTHON, str(python))
-    said = refusal()
-    assert str(python) in said
-    assert TPU_PYTHON in said
+    message = refusal()
+    assert str(python) in message
+    assert TPU_PYTHON in message
 
 
 def test_without_it_the_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TPU_PYTHON, raising=False)
     monkeypatch.setattr("drumline.inspect.compiling.programs.has_tpu_compiler", lambda: False)
-    said = refusal(compiler="tpu")
-    assert "is not installed here: pip install" in said
-    assert TPU_PYTHON in said
+    message = refusal(compiler="tpu")
+    assert "is not installed here: pip install" in message
+    assert TPU_PYTHON in message

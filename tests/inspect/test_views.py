@@ -213,8 +213,8 @@ class TestWhatIsShown:
 
 def near(pixel: tuple[int, ...], colour: str) -> bool:
     """A palette moves a colour by a little."""
-    wanted = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
-    return all(abs(a - b) <= 8 for a, b in zip(pixel[:3], wanted, strict=True))
+    expected = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    return all(abs(a - b) <= 8 for a, b in zip(pixel[:3], expected, strict=True))
 
 
 def opened(path: Path) -> Any:
@@ -442,14 +442,14 @@ class TestPathsThatCannotBeWritten:
         return str(caught.value)
 
     def test_a_folder_that_is_not_there(self, tmp_path: Path, name: str) -> None:
-        said = self.save(tmp_path / "nowhere" / name)
+        message = self.save(tmp_path / "nowhere" / name)
         assert (
-            said
+            message
             == f"{tmp_path}/nowhere/{name}: there is no folder {tmp_path}/nowhere; make it first"
         )
 
     def test_a_folder_in_the_files_place(self, tmp_path: Path, name: str) -> None:
         (tmp_path / name).mkdir()
-        said = self.save(tmp_path / name)
-        assert said.startswith(f"{tmp_path / name}: cannot be written: ")
-        assert "\n" not in said
+        message = self.save(tmp_path / name)
+        assert message.startswith(f"{tmp_path / name}: cannot be written: ")
+        assert "\n" not in message

@@ -100,6 +100,8 @@ class FakeCloud:
         """Slices that exist and that listings leave out."""
         self.no_find: CloudError | None = None
         """The error of every lookup by name."""
+        self.no_keys: CloudError | None = None
+        """The error of every read of host keys."""
         self.buckets: dict[str, str] = {}
         self._clock = clock
         self.asked: list[PlacementRequest] = []
@@ -141,7 +143,7 @@ class FakeCloud:
         if self.no_find:
             raise self.no_find
         request, node = self.requested.get(name), self.held.get(name)
-        if not any(found and found.zone == zone for found in (request, node)):
+        if not any(resource and resource.zone == zone for resource in (request, node)):
             return None
         return placements.combine(request, [node] if node else [])
 
@@ -174,7 +176,9 @@ class FakeCloud:
         self.held.pop(name, None)
 
     async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
-        del placement
+        self._called("keys", placement.name)
+        if self.no_keys:
+            raise self.no_keys
         return []
 
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:

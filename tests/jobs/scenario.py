@@ -156,8 +156,8 @@ class Scenario:
     def program_fails(self, host: int = 0, code: int = 1, error: str = "boom") -> "Scenario":
         for index in range(HOSTS):
             at = self.now - (1.0 if index == host else 0.5)
-            said = error if index == host else "Connection reset by peer"
-            self.host(index, HostPhase.EXITED, exit_code=code, error_at=at, error=said)
+            message = error if index == host else "Connection reset by peer"
+            self.host(index, HostPhase.EXITED, exit_code=code, error_at=at, error=message)
         return self.settle()
 
     def verdict(self) -> "Scenario":

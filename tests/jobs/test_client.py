@@ -213,13 +213,13 @@ def test_logs_that_break_off_are_no_end_of_logs(home: Path) -> None:
 
 
 def test_a_server_that_was_found_running_is_told_of_once(home: Path) -> None:
-    told: list[str] = []
-    Client(home, warn=told.append).list()
-    assert told == []
-    client = Client(home, warn=told.append)
+    warnings: list[str] = []
+    Client(home, warn=warnings.append).list()
+    assert warnings == []
+    client = Client(home, warn=warnings.append)
     client.list()
     client.list()
-    strays, version = told
+    strays, version = warnings
     assert "1 slice of a lost job database still runs" in strays
     assert "drumline server strays" in strays
     assert "version 9" in version

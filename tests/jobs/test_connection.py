@@ -15,16 +15,16 @@ from drumline.jobs.connection import BadResponse, HttpConnection, HttpResponse
 @contextmanager
 def answered(text: bytes) -> Iterator[Callable[[], HttpResponse]]:
     """Somebody who says this and hangs up."""
-    ours, theirs = socket.socketpair()
-    with ours, ours.makefile("rb") as heard:
-        theirs.sendall(text)
-        theirs.close()
+    local, remote = socket.socketpair()
+    with local, local.makefile("rb") as heard:
+        remote.sendall(text)
+        remote.close()
         yield lambda: HttpResponse(heard)
 
 
 def chunked(pieces: list[bytes]) -> bytes:
-    told = b"".join(b"%x;odd=1\r\n%b\r\n" % (len(piece), piece) for piece in pieces if piece)
-    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + told + b"0\r\n\r\n"
+    chunks = b"".join(b"%x;odd=1\r\n%b\r\n" % (len(piece), piece) for piece in pieces if piece)
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
 
 
 def counted(content: bytes) -> bytes:

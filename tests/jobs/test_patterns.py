@@ -37,16 +37,16 @@ def test_a_match_in_time_is_left_alone_and_no_timer_stays_behind() -> None:
 
 
 def test_in_another_thread_a_match_is_not_limited_and_not_an_error() -> None:
-    found: list[object] = []
+    matches: list[object] = []
 
     def search() -> None:
         with limited(0.2):
-            found.append(re.search("b", "abc"))
+            matches.append(re.search("b", "abc"))
 
     thread = threading.Thread(target=search)
     thread.start()
     thread.join()
-    assert found[0]
+    assert matches[0]
 
 
 def test_a_pattern_that_backtracks_is_refused_at_create_with_the_mend() -> None:

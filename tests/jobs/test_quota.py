@@ -42,7 +42,7 @@ def test_a_chip_or_a_zone_there_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "capacity", "warned"),
+    ("candidates", "capacity", "warned"),
     [
         ([("v6e-64", "europe-west4-a")], "spot", []),
         (
@@ -64,9 +64,9 @@ def test_a_chip_or_a_zone_there_is_not() -> None:
     ],
 )
 def test_what_is_beyond_the_quota_is_named(
-    asked: list[tuple[str, str]], capacity: str, warned: list[str]
+    candidates: list[tuple[str, str]], capacity: str, warned: list[str]
 ) -> None:
-    assert quota_warnings([Candidate(*one) for one in asked], capacity, [V6E, V4]) == warned
+    assert quota_warnings([Candidate(*one) for one in candidates], capacity, [V6E, V4]) == warned
 
 
 def test_two_grants_for_the_same_chips_add_up() -> None:

@@ -60,14 +60,14 @@ class World:
     def start_emulator(self) -> None:
         launch.ensure_running(self.home / "emulator")
 
-    def emulator(self, verb: str, **given: Any) -> dict[str, Any]:
+    def emulator(self, verb: str, **fields: Any) -> dict[str, Any]:
         self.start_emulator()
-        return launch.control(self.home / "emulator", verb, **given)
+        return launch.control(self.home / "emulator", verb, **fields)
 
     def resources(self) -> list[Any]:
         """Everything the cloud holds."""
-        held = self.emulator("resources")
-        return [*held["requests"], *held["nodes"], *held["hosts"]]
+        resources = self.emulator("resources")
+        return [*resources["requests"], *resources["nodes"], *resources["hosts"]]
 
     def write_job(self, run: str, **keys: Any) -> Path:
         """A job file with its program beside it."""
@@ -77,8 +77,8 @@ class World:
         folder.mkdir()
         (folder / "count.py").write_text(COUNTER)
         path = folder / "job.yaml"
-        given = {"accelerator": "v4-16", "run": run, "stop_grace": 1} | keys
-        path.write_text(yaml.safe_dump(given))
+        spec = {"accelerator": "v4-16", "run": run, "stop_grace": 1} | keys
+        path.write_text(yaml.safe_dump(spec))
         return path
 
     def create(self, run: str, **keys: Any) -> str:

@@ -49,29 +49,29 @@ def test_errors_agree_with_mpmath(got: float, true: float, kind: Any) -> None:
     here = as_kind(got, kind)
     if not np.isfinite(here.astype(np.float64)):
         return
-    found = error_statistics(here[None], np.array([true]))
+    statistics = error_statistics(here[None], np.array([true]))
     distance, units = exact_error(float(here), true, kind)
-    if found.misplaced:  # the true value has no neighbour in this type but infinity
+    if statistics.misplaced:  # the true value has no neighbour in this type but infinity
         assert abs(true) > float(ml_dtypes.finfo(kind).max)
-        assert found.max_abs == math.inf
+        assert statistics.max_abs == math.inf
         return
-    assert found.max_abs == pytest.approx(distance, rel=1e-12, abs=5e-324)
-    assert found.max_ulp == pytest.approx(units, rel=1e-12, abs=5e-324)
-    assert found.rms_abs == pytest.approx(found.max_abs, rel=1e-12)
+    assert statistics.max_abs == pytest.approx(distance, rel=1e-12, abs=5e-324)
+    assert statistics.max_ulp == pytest.approx(units, rel=1e-12, abs=5e-324)
+    assert statistics.rms_abs == pytest.approx(statistics.max_abs, rel=1e-12)
 
 
 @settings(deadline=None, max_examples=400)
 @given(true=numbers, kind=kinds)
 def test_rounding_returns_the_nearest_number(true: float, kind: Any) -> None:
-    found = float(round_to(true, kind))
+    rounded = float(round_to(true, kind))
     info = ml_dtypes.finfo(kind)
-    if not math.isfinite(found):
+    if not math.isfinite(rounded):
         assert abs(true) > float(info.max)
         return
     with mpmath.workprec(BITS):
-        off = abs(mpmath.mpf(found) - mpmath.mpf(true))
+        off = abs(mpmath.mpf(rounded) - mpmath.mpf(true))
         assert off <= mpmath.mpf(float(ulp_size(true, kind))) / 2
-    assert float(as_kind(found, kind)) == found, "it is a number of that type"
+    assert float(as_kind(rounded, kind)) == rounded, "it is a number of that type"
 
 
 @settings(deadline=None, max_examples=200)
@@ -87,8 +87,8 @@ def test_float64_and_mpmath_as_references_agree(
     assert one.misplaced == other.misplaced
     assert one.differ == other.differ
     for name in ("max_abs", "rms_abs", "max_ulp", "rms_ulp"):
-        mine, theirs = getattr(one, name), getattr(other, name)
-        assert mine == pytest.approx(theirs, rel=1e-9, abs=5e-324)
+        mine, reference = getattr(one, name), getattr(other, name)
+        assert mine == pytest.approx(reference, rel=1e-9, abs=5e-324)
 
 
 @settings(deadline=None, max_examples=100)
@@ -102,44 +102,51 @@ def test_cancellation_is_measured_against_the_exact_sum(values: list[float], big
     got = np.array(numbers.sum())
     if not np.isfinite(got):
         return
-    found = error_statistics(got, exact.total(numbers))
+    statistics = error_statistics(got, exact.total(numbers))
     with mpmath.workprec(BITS):
         true = mpmath.fsum(mpmath.mpf(float(x)) for x in numbers)
-        assert found.max_abs == pytest.approx(float(abs(float(got) - true)), rel=1e-12, abs=5e-324)
+        assert statistics.max_abs == pytest.approx(
+            float(abs(float(got) - true)), rel=1e-12, abs=5e-324
+        )
 
 
 def test_a_lost_sum_is_an_error() -> None:
     numbers = np.array([1e16, 1.0, -1e16])
-    found = error_statistics(np.array(numbers.sum()), exact.total(numbers))
-    assert (found.max_abs, found.expected, found.actual) == (1.0, 1.0, 0.0)
-    assert found.differ == 1.0
+    statistics = error_statistics(np.array(numbers.sum()), exact.total(numbers))
+    assert (statistics.max_abs, statistics.expected, statistics.actual) == (1.0, 1.0, 0.0)
+    assert statistics.differ == 1.0
 
 
 def test_misplaced_elements_are_counted() -> None:
     got = np.array([math.nan, math.inf, -math.inf, 1.0, math.nan, math.inf], np.float32)
     true = np.array([math.nan, math.inf, math.inf, math.nan, 1.0, 1e39])
-    found = error_statistics(got, true)
-    assert found.misplaced == 3, "-inf for inf, a number for NaN, NaN for a number"
-    assert found.max_abs == found.rms_abs == found.max_ulp == math.inf
-    assert found.differ == 0.5
-    assert found.worst is not None
-    assert found.worst[0] in (2, 3, 4)
+    statistics = error_statistics(got, true)
+    assert statistics.misplaced == 3, "-inf for inf, a number for NaN, NaN for a number"
+    assert statistics.max_abs == statistics.rms_abs == statistics.max_ulp == math.inf
+    assert statistics.differ == 0.5
+    assert statistics.worst is not None
+    assert statistics.worst[0] in (2, 3, 4)
 
 
 def test_an_exact_result_has_no_error() -> None:
     for kind in KINDS:
         values = np.random.default_rng(0).standard_normal(100).astype(kind)
-        found = error_statistics(values, values.astype(np.float64))
-        assert (found.max_abs, found.max_ulp, found.differ, found.misplaced) == (0, 0, 0, 0)
+        statistics = error_statistics(values, values.astype(np.float64))
+        assert (
+            statistics.max_abs,
+            statistics.max_ulp,
+            statistics.differ,
+            statistics.misplaced,
+        ) == (0, 0, 0, 0)
 
 
 def test_the_neighbour_is_one_ulp_away() -> None:
     for kind in (np.float16, np.float32, np.float64):
         ones = np.array([1.0, 1.5, 2.0**-10, 0.0, 60000.0], kind)
-        found = error_statistics(np.nextafter(ones, kind(np.inf)), ones.astype(np.float64))
-        assert found.max_ulp == 1.0
-        assert found.rms_ulp == 1.0
-        assert found.differ == 1.0
+        statistics = error_statistics(np.nextafter(ones, kind(np.inf)), ones.astype(np.float64))
+        assert statistics.max_ulp == 1.0
+        assert statistics.rms_ulp == 1.0
+        assert statistics.differ == 1.0
 
 
 def test_bfloat16_is_not_rounded_twice() -> None:
@@ -174,8 +181,8 @@ def test_softmax_to_many_bits() -> None:
     x = np.array([[0.0, 1.0, -1000.0], [700.0, 700.0, 0.0]])
     true = exact.softmax(x)
     shares = np.exp(x - x.max(-1, keepdims=True))
-    found = error_statistics(shares / shares.sum(-1, keepdims=True), true)
-    assert found.max_ulp < 4
+    statistics = error_statistics(shares / shares.sum(-1, keepdims=True), true)
+    assert statistics.max_ulp < 4
 
 
 def test_other_shapes_and_types_are_rejected() -> None:
@@ -188,5 +195,5 @@ def test_other_shapes_and_types_are_rejected() -> None:
 
 
 def test_empty_arrays_have_no_error() -> None:
-    found = error_statistics(np.zeros((0, 3), np.float32), np.zeros((0, 3)))
-    assert (found.count, found.max_abs, found.worst) == (0, 0.0, None)
+    statistics = error_statistics(np.zeros((0, 3), np.float32), np.zeros((0, 3)))
+    assert (statistics.count, statistics.max_abs, statistics.worst) == (0, 0.0, None)

@@ -66,12 +66,12 @@ def test_a_dropped_rounding_is_found_at_its_line() -> None:
     no_excess = run_in(report, ExecutionMode.NO_EXCESS)
     assert 0 < no_excess.changes <= 64 * 64
     assert no_excess.first is not None
-    found = no_excess.first.operation
-    assert found.primitive == "convert_element_type"
-    assert (found.inputs, found.outputs) == (("bfloat16[64,64]",), ("float32[64,64]",))
-    assert found.source is not None
-    assert found.source.file == __file__
-    assert found.source.line == line(rounded_intermediate, "wide again")
+    operation = no_excess.first.operation
+    assert operation.primitive == "convert_element_type"
+    assert (operation.inputs, operation.outputs) == (("bfloat16[64,64]",), ("float32[64,64]",))
+    assert operation.source is not None
+    assert operation.source.file == __file__
+    assert operation.source.line == line(rounded_intermediate, "wide again")
     assert "its bfloat16 operand was kept in float32" in no_excess.first.reason
     assert f":{line(rounded_intermediate, 'rounded')} never happened" in no_excess.first.reason
     # As compiled it is closer to exact arithmetic, and not what was written.
@@ -123,8 +123,8 @@ def with_subtraction(traced: TracedFunction, index: int) -> ProgramInMode:
 
 
 def first(search: DifferenceSearch, other: OperationRunner, end: int) -> int | None:
-    found = search.find(other, [end])
-    return None if found is None else found[0]
+    difference = search.find(other, [end])
+    return None if difference is None else difference[0]
 
 
 @dataclass
@@ -132,10 +132,10 @@ class CountingExecution:
     """An execution that counts the calls."""
 
     variant: ProgramInMode
-    asked: int = 0
+    run_count: int = 0
 
     def results(self, index: int) -> list[np.ndarray]:
-        self.asked += 1
+        self.run_count += 1
         return self.variant.results(index)
 
 
@@ -144,7 +144,7 @@ def test_a_change_is_found_at_any_operation(chain: TracedFunction, index: int) -
     other = CountingExecution(with_subtraction(chain, index))
     search = DifferenceSearch(chain, ProgramInMode(ExecutionMode.OP_BY_OP, chain))
     assert first(search, other, LENGTH - 1) == index
-    assert other.asked <= math.ceil(math.log2(LENGTH)) + 2
+    assert other.run_count <= math.ceil(math.log2(LENGTH)) + 2
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,10 @@ class FakeExecution:
 @settings(deadline=None, max_examples=200)
 def test_a_disappearing_difference_ends_at_neighbours(at: frozenset[int]) -> None:
     traced = trace(additions, [np.float32(1)])
-    found = first(DifferenceSearch(traced, FakeExecution()), FakeExecution(at), max(at))
-    assert found is not None
-    assert found in at
-    assert found == 0 or found - 1 not in at
+    index = first(DifferenceSearch(traced, FakeExecution()), FakeExecution(at), max(at))
+    assert index is not None
+    assert index in at
+    assert index == 0 or index - 1 not in at
 
 
 def test_the_differing_branch_is_found_behind_an_agreeing_one() -> None:
@@ -260,7 +260,10 @@ def test_inlined_calls_compute_the_same_as_jit() -> None:
     outputs = ProgramInMode(ExecutionMode.AS_COMPILED, traced).outputs()
     expected = jax.tree.leaves(jax.jit(nested)(x, w))
     pairs = zip(outputs, expected, strict=True)
-    assert not any(measure_difference(ours, np.asarray(theirs)).differing for ours, theirs in pairs)
+    assert not any(
+        measure_difference(compiled, np.asarray(reference)).differing
+        for compiled, reference in pairs
+    )
     assert traced.output_names == ("ended", "state", "sums.0", "sums.1")
     names = [equation.primitive.name for equation in traced.closed_jaxpr.jaxpr.eqns]
     selected = traced.sources[names.index("select_n")]
@@ -402,7 +405,7 @@ def test_an_output_that_is_an_input_and_a_constant_output() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "inputs", "said"),
+    ("function", "inputs", "message"),
     [
         (lambda x: x.nonsense, [1.0], "cannot be traced: AttributeError"),
         (lambda: None, [], "returns no array"),
@@ -411,9 +414,9 @@ def test_an_output_that_is_an_input_and_a_constant_output() -> None:
     ],
 )
 def test_functions_that_cannot_be_compared_are_a_user_error(
-    function: Callable[..., Any], inputs: Sequence[Any], said: str
+    function: Callable[..., Any], inputs: Sequence[Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=said) as raised:
+    with pytest.raises(UserError, match=message) as raised:
         precision(function, *inputs)
     assert "\n" not in str(raised.value)
 
@@ -422,11 +425,11 @@ def test_functions_that_cannot_be_compared_are_a_user_error(
 
 
 def test_ulps_are_those_of_the_dtype() -> None:
-    ours = np.array([1.0, 2.0, 0.0, np.nan, np.inf], np.float32)
-    theirs = np.array([1.0, np.nextafter(np.float32(2), np.float32(3)), 0.0, np.nan, np.inf])
-    found = measure_difference(ours, theirs.astype(np.float32))
-    assert (found.elements, found.differing, found.ulps) == (5, 1, 1.0)
-    assert found.largest == 2.0**-22
+    compiled = np.array([1.0, 2.0, 0.0, np.nan, np.inf], np.float32)
+    reference = np.array([1.0, np.nextafter(np.float32(2), np.float32(3)), 0.0, np.nan, np.inf])
+    difference = measure_difference(compiled, reference.astype(np.float32))
+    assert (difference.elements, difference.differing, difference.ulps) == (5, 1, 1.0)
+    assert difference.largest == 2.0**-22
     short = measure_difference(
         jnp.bfloat16([1.0]).__array__(), jnp.bfloat16([1.0078125]).__array__()
     )
@@ -442,22 +445,22 @@ def test_ulps_are_those_of_the_dtype() -> None:
 
 
 def test_flipped_decisions_are_counted_with_their_margins() -> None:
-    ours = np.array([[[1, 2, 4], [8, 1, 1], [2, 3, 1]], [[0, 1, 0], [5, 5, 1], [9, 1, 8]]])
-    theirs = ours.copy()
-    theirs[0, 0] = [5, 2, 4]
-    theirs[1, 1] = [5, 6, 1]
-    theirs[1, 2] = [9, 1, 8.5]
-    found = count_flips("logits", ours.astype(np.float32), theirs.astype(np.float32))
-    assert (found.output, found.decisions, found.flipped) == ("logits", 6, 2)
-    assert found.largest == Margin(2.0, 2.0 * 2**21)
-    assert found.median == Margin(1.0, 2**21)
-    same = count_flips("logits", ours.astype(np.float32), ours.astype(np.float32))
+    compiled = np.array([[[1, 2, 4], [8, 1, 1], [2, 3, 1]], [[0, 1, 0], [5, 5, 1], [9, 1, 8]]])
+    reference = compiled.copy()
+    reference[0, 0] = [5, 2, 4]
+    reference[1, 1] = [5, 6, 1]
+    reference[1, 2] = [9, 1, 8.5]
+    flips = count_flips("logits", compiled.astype(np.float32), reference.astype(np.float32))
+    assert (flips.output, flips.decisions, flips.flipped) == ("logits", 6, 2)
+    assert flips.largest == Margin(2.0, 2.0 * 2**21)
+    assert flips.median == Margin(1.0, 2**21)
+    same = count_flips("logits", compiled.astype(np.float32), compiled.astype(np.float32))
     assert (same.flipped, same.largest, same.median) == (0, None, None)
 
 
 def test_rows_of_minus_infinity_have_no_margin() -> None:
-    ours, theirs = np.full((1, 3), -np.inf, np.float32), floats(-np.inf, 1, -np.inf)[None]
-    assert count_flips("scores", ours, theirs).largest == Margin(0.0, 0.0)
+    compiled, reference = np.full((1, 3), -np.inf, np.float32), floats(-np.inf, 1, -np.inf)[None]
+    assert count_flips("scores", compiled, reference).largest == Margin(0.0, 0.0)
 
 
 def test_the_output_for_the_argmax_must_exist() -> None:

@@ -28,12 +28,12 @@ def operands() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_a_clean_function_on_four_devices() -> None:
-    found = repeat(layer, operands(), devices=jax.devices()[:4])
-    assert found.identical
-    assert found.majority
-    assert found.verdict == "identical: 3 runs on each of 4 devices gave the same bits"
-    assert [device.device for device in found.devices] == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
-    assert json.loads(json.dumps(found.to_dict()))["identical"] is True
+    repetition = repeat(layer, operands(), devices=jax.devices()[:4])
+    assert repetition.identical
+    assert repetition.majority
+    assert repetition.verdict == "identical: 3 runs on each of 4 devices gave the same bits"
+    assert [device.device for device in repetition.devices] == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+    assert json.loads(json.dumps(repetition.to_dict()))["identical"] is True
 
 
 def test_every_run_is_on_its_device() -> None:
@@ -58,10 +58,10 @@ def test_a_function_that_counts_does_not_repeat() -> None:
         count = jax.pure_callback(lambda: np.float32(next(calls)), shape)
         return {"same": x, "noisy": x.at[1].add(count)}
 
-    found = repeat(noisy, (jnp.ones(3),), devices=jax.devices()[:1], runs=4)
-    assert not found.identical
-    assert found.verdict == "different: 4 runs on the same inputs do not repeat on cpu:0"
-    (device,) = found.devices
+    repetition = repeat(noisy, (jnp.ones(3),), devices=jax.devices()[:1], runs=4)
+    assert not repetition.identical
+    assert repetition.verdict == "different: 4 runs on the same inputs do not repeat on cpu:0"
+    (device,) = repetition.devices
     assert device.odd_runs == (1, 2, 3)
     assert [(leaf.leaf, leaf.elements, leaf.first) for leaf in device.among_runs] == [
         ("noisy", 1, (1,))
@@ -89,26 +89,28 @@ def faulty_device(number: int, odd_run: int | None = None) -> Any:
 
 
 def test_a_faulty_device_is_named() -> None:
-    found = repeat(layer, operands(), devices=jax.devices()[:4], run=faulty_device(2))
-    assert found.verdict == "different: cpu:2 does not agree with the other 3"
-    assert [device.agrees for device in found.devices] == [True, True, False, True]
-    assert all(device.repeats for device in found.devices)
-    assert found.devices[2].from_others == (LeafDifference("logits", 2, 32, (2, 5), 3),)
-    assert str(found.devices[2].from_others[0]) == (
+    repetition = repeat(layer, operands(), devices=jax.devices()[:4], run=faulty_device(2))
+    assert repetition.verdict == "different: cpu:2 does not agree with the other 3"
+    assert [device.agrees for device in repetition.devices] == [True, True, False, True]
+    assert all(device.repeats for device in repetition.devices)
+    assert repetition.devices[2].from_others == (LeafDifference("logits", 2, 32, (2, 5), 3),)
+    assert str(repetition.devices[2].from_others[0]) == (
         "logits: 2 of 32 elements, up to 3 ulp, first at logits[2, 5]"
     )
 
 
 def test_the_first_device_may_be_the_faulty_one() -> None:
-    found = repeat(layer, operands(), devices=jax.devices()[:3], run=faulty_device(0))
-    assert found.verdict == "different: cpu:0 does not agree with the other 2"
+    repetition = repeat(layer, operands(), devices=jax.devices()[:3], run=faulty_device(0))
+    assert repetition.verdict == "different: cpu:0 does not agree with the other 2"
 
 
 def test_a_single_odd_run_is_not_a_disagreement() -> None:
-    found = repeat(layer, operands(), devices=jax.devices()[:3], run=faulty_device(1, odd_run=1))
-    assert found.verdict == "different: 3 runs on the same inputs do not repeat on cpu:1"
-    assert found.devices[1].odd_runs == (1,)
-    assert found.devices[1].agrees
+    repetition = repeat(
+        layer, operands(), devices=jax.devices()[:3], run=faulty_device(1, odd_run=1)
+    )
+    assert repetition.verdict == "different: 3 runs on the same inputs do not repeat on cpu:1"
+    assert repetition.devices[1].odd_runs == (1,)
+    assert repetition.devices[1].agrees
 
 
 def test_a_device_that_does_not_repeat_has_no_vote() -> None:
@@ -119,16 +121,16 @@ def test_a_device_that_does_not_repeat_has_no_vote() -> None:
         outputs = run_on(function, inputs, device)
         return outputs if device.id else {**outputs, "norm": outputs["norm"] + next(runs)}
 
-    found = repeat(layer, operands(), devices=jax.devices()[:3], runs=2, run=run)
-    assert found.verdict == "different: 2 runs on the same inputs do not repeat on cpu:0"
-    assert found.majority
-    assert [device.agrees for device in found.devices] == [False, True, True]
+    repetition = repeat(layer, operands(), devices=jax.devices()[:3], runs=2, run=run)
+    assert repetition.verdict == "different: 2 runs on the same inputs do not repeat on cpu:0"
+    assert repetition.majority
+    assert [device.agrees for device in repetition.devices] == [False, True, True]
 
 
 def test_two_devices_have_no_majority() -> None:
-    found = repeat(layer, operands(), devices=jax.devices()[:2], run=faulty_device(1))
-    assert not found.majority
-    assert found.verdict == "different: the 2 devices disagree, and no result has a majority"
+    repetition = repeat(layer, operands(), devices=jax.devices()[:2], run=faulty_device(1))
+    assert not repetition.majority
+    assert repetition.verdict == "different: the 2 devices disagree, and no result has a majority"
 
 
 def report_of(*outputs: Any) -> Any:
@@ -177,8 +179,8 @@ def test_random_keys_are_inputs_and_outputs() -> None:
         following, now = jax.random.split(key)
         return following, jax.random.normal(now, (4,))
 
-    found = repeat(draw, (jax.random.key(0),), devices=jax.devices()[:2], runs=2)
-    assert found.identical
+    repetition = repeat(draw, (jax.random.key(0),), devices=jax.devices()[:2], runs=2)
+    assert repetition.identical
 
 
 @pytest.mark.parametrize(("runs", "devices"), [(0, 2), (-1, 2), (3, 0), (1, 1)])

@@ -22,9 +22,9 @@ from tests.numerics.faulty_topk import DTYPES, FAULTY_RESULTS, ROWS, Result, res
 @given(results)
 def test_a_fault_is_found_at_its_position(check: TopKCheck, result: Result) -> None:
     column = FAULTY_RESULTS[check](result)
-    found = violations(result.x, result.values, result.indices)
-    assert {one.row for one in found} == {(result.row,)}
-    columns = [one.column for one in found if one.check is check]
+    failures = violations(result.x, result.values, result.indices)
+    assert {one.row for one in failures} == {(result.row,)}
+    columns = [one.column for one in failures if one.check is check]
     assert columns
     assert column is None or column in columns
 
@@ -49,8 +49,8 @@ def test_the_exact_top_k_of_jax_keeps_the_contract(distribution: str, dtype: str
 def test_integers_are_checked_too() -> None:
     x = np.array([[3, -7, 3, 9]], np.int32)
     assert violations(x, np.array([[9, 3]], np.int32), np.array([[3, 2]])) == []
-    (found,) = violations(x, np.array([[9, -7]], np.int32), np.array([[3, 1]]))
-    assert str(found) == "more missed than the recall allows at [0, 0]"
+    (violation,) = violations(x, np.array([[9, -7]], np.int32), np.array([[3, 1]]))
+    assert str(violation) == "more missed than the recall allows at [0, 0]"
 
 
 def test_equal_elements_are_interchangeable() -> None:
@@ -58,13 +58,13 @@ def test_equal_elements_are_interchangeable() -> None:
     values = np.array([2.0, 2.0, 1.0], np.float32)
     for last in (1, 3, 4):
         assert violations(x, values, np.array([2, 0, last])) == []
-    found = violations(x, np.array([2.0, 1.0, 1.0], np.float32), np.array([0, 1, 3]))
-    assert [(one.check, one.row, one.column) for one in found] == [(TopKCheck.MISSED, (), 2)]
+    failures = violations(x, np.array([2.0, 1.0, 1.0], np.float32), np.array([0, 1, 3]))
+    assert [(one.check, one.row, one.column) for one in failures] == [(TopKCheck.MISSED, (), 2)]
 
 
 def test_rows_have_an_index_for_each_axis() -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 10)).astype(np.float32)
-    values, indices = (np.array(each) for each in lax.top_k(x, 4))
+    values, indices = (np.array(array) for array in lax.top_k(x, 4))
     indices[1, 2, 3] = 10
     assert {one.row for one in violations(x, values, indices)} == {(1, 2)}
 
@@ -106,7 +106,7 @@ def test_allowed_misses(chosen: int, target: float, allowed: int) -> None:
 )
 def test_invalid_results_are_a_user_error(arguments: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        violations(*(np.asarray(each) for each in arguments))
+        violations(*(np.asarray(array) for array in arguments))
 
 
 def test_the_order_of_nan_and_zeros_in_jax() -> None:

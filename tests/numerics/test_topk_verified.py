@@ -135,8 +135,8 @@ def test_a_wrong_result_is_always_replaced_by_the_exact_one(
         x = rows(seed)
         with pytest.warns(TopKWarning, match=f"in 1 of {ROWS} rows .*{check} in 1"):
             values, indices = run_with_callbacks(chosen, x)
-        for ours, theirs in zip((values, indices), exact(x), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        for actual, reference in zip((values, indices), exact(x), strict=True):
+            np.testing.assert_array_equal(actual, reference)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -150,9 +150,9 @@ def test_mapped_rows_are_one_batch(
     replace_approx_max_k(all_without_maximum)
     x = rows(3)
     mapped = jax.jit(jax.vmap(lambda row: top_k(row, K, verify=True)[1], in_axes=axis))
-    with pytest.warns(TopKWarning, match=f"in {ROWS} of {ROWS} rows") as told:
+    with pytest.warns(TopKWarning, match=f"in {ROWS} of {ROWS} rows") as warned:
         indices = run_with_callbacks(mapped, x if axis == 0 else x.T)
-    assert len(told) == 1
+    assert len(warned) == 1
     np.testing.assert_array_equal(indices, lax.top_k(x, K)[1])
 
 
@@ -160,12 +160,12 @@ def test_mapped_rows_are_one_batch(
 def test_a_good_result_is_used_without_a_warning(dtype: Any) -> None:
     x = jnp.asarray(rows(5, dtype))
     expected = lax.top_k(x, K)
-    for each in (top_k, jax.jit(top_k, static_argnames=("k", "verify"))):
+    for function in (top_k, jax.jit(top_k, static_argnames=("k", "verify"))):
         for verify in (False, True):
-            found = run_with_callbacks(partial(each, k=K, verify=verify), x)
-            for ours, theirs in zip(found, expected, strict=True):
-                assert ours.dtype == theirs.dtype
-                np.testing.assert_array_equal(ours, theirs)
+            outputs = run_with_callbacks(partial(function, k=K, verify=verify), x)
+            for actual, reference in zip(outputs, expected, strict=True):
+                assert actual.dtype == reference.dtype
+                np.testing.assert_array_equal(actual, reference)
 
 
 def test_an_allowed_miss_stays(replace_approx_max_k: Callable[[Approximate], None]) -> None:
@@ -241,10 +241,10 @@ def is_program(value: Any) -> bool:
 def test_the_exact_result_is_computed_only_in_a_branch(mapped: bool) -> None:
     chosen = partial(top_k, k=K, verify=True)
     program = jax.make_jaxpr(jax.vmap(chosen) if mapped else chosen)(rows(0))
-    found = list(primitives(program.jaxpr))
-    assert ("approx_top_k", False) in found
-    assert ("top_k", True) in found
-    assert ("top_k", False) not in found
+    calls = list(primitives(program.jaxpr))
+    assert ("approx_top_k", False) in calls
+    assert ("top_k", True) in calls
+    assert ("top_k", False) not in calls
 
 
 class DeviceChecks:
@@ -290,7 +290,9 @@ def test_the_device_finds_the_same_violations_as_the_host(
     if check is not None:
         faulty_topk.FAULTY_RESULTS[check](result)
     failed, indices = judge_of(str(result.x.dtype))(result)
-    expected = {found.check for found in violations(result.x, result.values, result.indices)}
+    expected = {
+        violation.check for violation in violations(result.x, result.values, result.indices)
+    }
     assert check is None or check in failed
     if expected & {TopKCheck.RANGE, TopKCheck.TWICE}:
         # What is missing is not counted with care where indices are wrong.

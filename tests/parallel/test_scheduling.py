@@ -58,8 +58,8 @@ def test_early_permutes_shorten_the_waits() -> None:
     with trace_for("tpu", "TPU v5p"):
         options = overlap_options()
 
-    def exposed(**told: float) -> float:
-        step = jax.jit(ring, compiler_options=told)
+    def exposed(**compiler_options: float) -> float:
+        step = jax.jit(ring, compiler_options=compiler_options)
         return estimate(step, x, w, on="v5p-16", torus_dims="rings", compiler="tpu").exposed
 
     assert exposed(**options) < 0.85 * exposed()

@@ -29,12 +29,12 @@ def main() -> int:
     options.add_argument("--first", type=int, default=1)
     options.add_argument("--workers", type=positive_integer, default=os.cpu_count() or 1)
     options.add_argument("--replay", type=int)
-    asked = options.parse_args()
+    arguments = options.parse_args()
     fix_hash_seed()
-    if asked.replay is not None:
-        return _replay(asked.replay)
+    if arguments.replay is not None:
+        return _replay(arguments.replay)
     try:
-        return _many(range(asked.first, asked.first + asked.seeds), asked.workers)
+        return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.workers)
     except KeyboardInterrupt:
         return 130
     except WorkerDied as error:
@@ -47,15 +47,15 @@ def _many(seeds: range, workers: int) -> int:
         generate_schedule(0)
     )  # so that every process begins with all that is imported on the way
     broken = 0
-    began, told, days = time.monotonic(), 0.0, 0.0
+    began, printed_at, days = time.monotonic(), 0.0, 0.0
     for done, (_, (outcome, report)) in enumerate(run_all(_run, seeds, workers), start=1):
         days += outcome.seconds / DAY
         if outcome.broken:
             broken += 1
             print(report, flush=True)
         now = time.monotonic()
-        if now > told + 10 and done < len(seeds):
-            told = now
+        if now > printed_at + 10 and done < len(seeds):
+            printed_at = now
             rate = done / (now - began)
             print(
                 f"{done:,} of {len(seeds):,} · {rate:.1f} seeds/s ·"

@@ -230,9 +230,9 @@ class SimulatedCloud:
     async def find(self, zone: str, name: str) -> ListedPlacement | None:
         """A get knows what is now."""
         await self._call("list")
-        found = next((p for p in self._listed() if p.zone == zone and p.name == name), None)
+        placement = next((p for p in self._listed() if p.zone == zone and p.name == name), None)
         await self._answer()
-        return found
+        return placement
 
     async def ask(self, request: PlacementRequest) -> None:
         """Queue a request."""

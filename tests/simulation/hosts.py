@@ -240,11 +240,11 @@ class Host:
             case "prepare":
                 return 0, json.dumps(self._prepare(host_run, sent)), ""
             case "step":
-                wanted = json.loads(sent)
+                step = json.loads(sent)
                 await asyncio.sleep(self.environment.streams["hosts"].delay(10.0))
                 if host_run.stopped:
                     return 0, json.dumps({"exit_code": -15, "error": "stopped"}), ""
-                host_run.steps.add(wanted["name"])
+                host_run.steps.add(step["name"])
                 return 0, json.dumps({"exit_code": 0}), ""
             case "start":
                 return 0, json.dumps(self._start(host_run, json.loads(sent))), ""
@@ -325,7 +325,7 @@ class Host:
         """The log from an offset, and the status at each change, until the line is cut."""
         cut = self._lines_cut
         host_run = self.attempts.setdefault(folder, HostRun(self, folder))
-        said: dict[str, Any] | None = None
+        last_status: dict[str, Any] | None = None
         while True:
             changed = self._changed
             status = host_run.status()
@@ -333,8 +333,8 @@ class Host:
                 piece = base64.b64encode(host_run.log[offset:]).decode()
                 yield json.dumps({"log": piece, "offset": offset, "at": self.clock()}).encode()
                 offset = len(host_run.log)
-            if status != said:
-                said = status
+            if status != last_status:
+                last_status = status
                 yield json.dumps({"status": status}).encode()
             try:
                 async with asyncio.timeout(BEAT):
@@ -397,16 +397,16 @@ class SimulatedConnection:
             while not doing.done():
                 await asyncio.wait({doing}, timeout=5.0)
                 await self._pass_through()
-            code, said, complaint = doing.result()
+            code, output, complaint = doing.result()
         else:
-            code, said, complaint = await host.do(arguments, input_bytes)
+            code, output, complaint = await host.do(arguments, input_bytes)
             await self._pass_through()
         if lossy or environment.now() < host.mute_until:
             raise asyncssh.ConnectionLost("connection lost")
         if not environment.quiet and self._dice.chance(0.003):
             host.misbehaves()
-            said = '{"state": 7'
-        return CompletedCommand(code, said, complaint)
+            output = '{"state": 7'
+        return CompletedCommand(code, output, complaint)
 
     async def _pass_through(self) -> None:
         """The way to the host and back, if there is one."""
@@ -435,5 +435,5 @@ class SimulatedConnection:
 
 def _words(command: str) -> list[str]:
     """What the agent is called with."""
-    given = command[len(AGENT_COMMAND) :]
-    return shlex.split(given) if "'" in given else given.split()
+    arguments = command[len(AGENT_COMMAND) :]
+    return shlex.split(arguments) if "'" in arguments else arguments.split()

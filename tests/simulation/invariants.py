@@ -176,8 +176,8 @@ class Invariants:
         """Wait for the end of all jobs."""
         while (going := self._unfinished_jobs()) and self._environment.now() < deadline:
             await asyncio.sleep(120.0)
-        for job_id, told in going.items():
-            self._environment.fail(f"{job_id} never ended: {told}")
+        for job_id, state in going.items():
+            self._environment.fail(f"{job_id} never ended: {state}")
 
     async def cloud_is_empty(self, deadline: float) -> None:
         """Wait until nothing of ours is left in the cloud."""
@@ -188,8 +188,8 @@ class Invariants:
 
     def check_at_end(self) -> None:
         """What holds now that all is over, and from now on."""
-        for job_id, told in self._unfinished_jobs().items():
-            self._environment.fail(f"{job_id} is not over: {told}")
+        for job_id, state in self._unfinished_jobs().items():
+            self._environment.fail(f"{job_id} is not over: {state}")
         for name in sorted(self._cloud.resources()):
             self._environment.fail(f"{name} is left in the cloud")
         for job_id, words in self._user_requests.items():
@@ -219,8 +219,8 @@ class Invariants:
         last = self._last_request(job_id)
         if last and last.verb in {"create", "resume"} and job.status is Status.CANCELLED:
             environment.fail(f"{job_id} was to run and is {job.status}")
-        wanted = last is not None and last.verb in {"cancel", "delete"} and not last.too_late
-        if wanted and job.status is Status.FAILED:
+        cancelled = last is not None and last.verb in {"cancel", "delete"} and not last.too_late
+        if cancelled and job.status is Status.FAILED:
             environment.fail(f"{job_id} was to be cancelled and is {job.status}: {job.reason}")
         if service.folders.secrets(job_id):
             environment.fail(f"the secrets of {job_id} are still there")

@@ -155,9 +155,9 @@ def kept_slices_are_never_released() -> AbstractContextManager[Any]:
     """Keep the slice of a cancelled job without limit."""
     real = lifecycle._keep_for_resume
 
-    def holding(job: Job, held: Any, seen: Any, now: float) -> Decision:
+    def holding(job: Job, placement: Any, seen: Any, now: float) -> Decision:
         del now
-        return real(replace(job, kept_until=1e12), held, seen, 0.0)
+        return real(replace(job, kept_until=1e12), placement, seen, 0.0)
 
     return patch.object(lifecycle, "_keep_for_resume", holding)
 
@@ -223,8 +223,8 @@ def a_clock_set_forward_makes_programs_stuck() -> AbstractContextManager[Any]:
     """Count the time in which no server listened as time without a step."""
     real = diagnosis.check_steps
 
-    def stuck(job: Job, held: Any, seen: Any, *rest: Any) -> Decision | None:
-        return real(job, held, replace(seen, listening_since=None), *rest)
+    def stuck(job: Job, placement: Any, seen: Any, *rest: Any) -> Decision | None:
+        return real(job, placement, replace(seen, listening_since=None), *rest)
 
     return patch.object(lifecycle, "check_steps", stuck)
 

@@ -324,7 +324,7 @@ class Running:
     def _tell(self, resumed: int) -> None:
         if not self._plan.tells:
             return
-        told = {
+        report = {
             "step": self.step,
             "total": self._plan.steps,
             "resumed": resumed,
@@ -332,4 +332,4 @@ class Running:
         }
         place = self._joined.get(0)
         if place is not None:
-            place.told(told)
+            place.told(report)

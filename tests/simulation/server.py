@@ -174,10 +174,10 @@ class Server:
         died.cancel()
         if not answer.done():
             raise ServerKilled
-        code, said = answer.result()
+        code, response = answer.result()
         if code >= 400:
-            raise Refused(code, said["error"])
-        return said
+            raise Refused(code, response["error"])
+        return response
 
 
 async def _ask(

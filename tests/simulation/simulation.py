@@ -9,8 +9,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline.cloud.google.errors import _PATTERNS
+from drumline.cloud.google.errors import RULES, classify
 from drumline.cloud.model.errors import RpcStatus
+from drumline.jobs.core.refusals import RefusalAction, action_for
 from tests.simulation.cloud import SimulatedCloud, Weather
 from tests.simulation.environment import Environment, RandomStreams
 from tests.simulation.invariants import Invariants
@@ -33,7 +34,12 @@ MORNING = 12 * HOUR
 TIDY = 3 * HOUR
 """After the last job ended, nothing of ours is left within this: a kept slice stays an hour."""
 SHM = Path("/dev/shm")  # noqa: S108, a file system in memory
-TEXTS = tuple(row.example for row in _PATTERNS)
+TEXTS = tuple(
+    rule.example
+    for rule in RULES
+    if action_for(classify(8, rule.example)) is not RefusalAction.GIVE_UP
+)
+"""Texts of failed requests after which a job continues."""
 
 
 @dataclass(frozen=True)
@@ -121,16 +127,16 @@ class Simulation:
     # Users ---------------------------------------------------------------------------------------
 
     async def _create(self, plan: JobPlan) -> None:
-        asked = {"spec": plan.spec, "secrets": {"TOKEN": "geheim"}, "user": "lab"}
+        body = {"spec": plan.spec, "secrets": {"TOKEN": "geheim"}, "user": "lab"}
         for _ in range(40):
             try:
-                made = await self.servers[plan.home].call("POST", "/jobs", asked)
+                made = await self.servers[plan.home].call("POST", "/jobs", body)
             except ServerKilled:
                 # The user looks whether it was taken, and asks again if it was not.
                 await asyncio.sleep(45.0)
-                found = await self._id_of(plan.home, plan.spec["name"])
-                if found is not None:
-                    self._known(plan, found)
+                job_id = await self._id_of(plan.home, plan.spec["name"])
+                if job_id is not None:
+                    self._known(plan, job_id)
                     return
             except Refused as refused:
                 if refused.code != INSUFFICIENT_STORAGE:
@@ -150,8 +156,8 @@ class Simulation:
         for _ in range(40):
             try:
                 listed = await self.servers[home].call("GET", "/jobs", name=name)
-                found = [job["id"] for job in listed if job["name"] == name]
-                return str(found[0]) if found else None
+                ids = [job["id"] for job in listed if job["name"] == name]
+                return str(ids[0]) if ids else None
             except ServerKilled:
                 await asyncio.sleep(45.0)
         return None
@@ -159,22 +165,22 @@ class Simulation:
     async def _verb(self, verb: str, home: int, job_id: str) -> None:
         environment, invariants = self.environment, self.invariants[home]
         environment.note("user", verb, job_id)
-        said = invariants.asked(job_id, verb)
+        request = invariants.asked(job_id, verb)
         try:
             answer = await self.servers[home].call(
                 "POST", f"/jobs/{job_id}/{verb}", {"secrets": {"TOKEN": "geheim"}}
             )
         except ServerKilled:
-            said.unknown()
+            request.unknown()
         except Refused as refused:
             environment.note("told", job_id, str(refused))
             if refused.code == INSUFFICIENT_STORAGE or "try again" in str(refused):
-                said.unknown()  # begun, and not done
+                request.unknown()  # begun, and not done
             else:
-                said.refused()
+                request.refused()
         else:
             environment.note("told", job_id, answer["text"])
-            said.answered(answer["text"])
+            request.answered(answer["text"])
 
     async def _open_views(self, home: int, job_id: str) -> None:
         """Somebody looks, as `list`, `show` and `watch` do; that changes nothing."""
@@ -215,8 +221,8 @@ class Simulation:
             case "preempt with notice" if node:
                 cloud.preempt(node, incident.seconds)
             case "preempt zone":
-                for found in cloud.ready_nodes(zone):
-                    cloud.preempt(found, 0.0)
+                for victim in cloud.ready_nodes(zone):
+                    cloud.preempt(victim, 0.0)
             case "no capacity":
                 fleet.limits.capacity[zone] = {"v5e": 0}
                 await asyncio.sleep(incident.seconds)

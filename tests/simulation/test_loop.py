@@ -21,9 +21,9 @@ from tests.simulation.server import Server, isolate
 
 @pytest.fixture
 def loop() -> Iterator[SimulatedLoop]:
-    with closing(SimulatedLoop(random.Random(1))) as found:
-        asyncio.set_event_loop(found)
-        yield found
+    with closing(SimulatedLoop(random.Random(1))) as loop:
+        asyncio.set_event_loop(loop)
+        yield loop
         asyncio.set_event_loop(None)
 
 

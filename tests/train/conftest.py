@@ -22,13 +22,13 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True, scope="package")
 def _compile_once(compiled: str) -> Iterator[None]:
-    wanted = {
+    options = {
         "jax_compilation_cache_dir": compiled,
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for name, value in wanted.items():
+    before = {name: getattr(jax.config, name) for name in options}
+    for name, value in options.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
     yield

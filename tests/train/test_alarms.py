@@ -84,7 +84,7 @@ def test_a_slow_host_is_reported_once_and_a_very_slow_host_sooner() -> None:
         SlowHosts().update([1.0]),
         *(hosts.update([1.0, 1.0, 5.0, 1.0]) for _ in range(VERY_SLOW_CHECKS)),
     ]
-    assert [len(each) for each in gross] == [0] * VERY_SLOW_CHECKS + [1]
+    assert [len(faults) for faults in gross] == [0] * VERY_SLOW_CHECKS + [1]
     # Now and then is not slow.
     fickle = SlowHosts()
     for check in range(10 * SLOW_CHECKS):

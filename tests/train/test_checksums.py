@@ -68,9 +68,9 @@ def test_a_flipped_bit_in_a_replica_is_traced_to_its_device(device: int, bit: in
     assert find_deviation([bad], order) == Deviation((culprit,))
     # Of two replicas one is wrong, and it takes other runs to tell which.
     pair = device_checksums(MESH, lying(TREE, "rows", device, bit % 96))
-    found = find_deviation([pair], order)
-    assert found is not None
-    assert found.device is None
+    deviation = find_deviation([pair], order)
+    assert deviation is not None
+    assert deviation.device is None
     assert find_deviation([pair, good, good], order) == Deviation((culprit,))
     # Of what nobody else holds only other runs know.
     alone = device_checksums(MESH, lying(TREE, "both", device, bit % 96))

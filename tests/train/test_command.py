@@ -174,8 +174,8 @@ def test_without_jax_the_command_names_the_extra_to_install(config: str) -> None
     )
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == "training needs jax: pip install 'drumline[jax]'\n"
-    asked = "import sys; sys.modules['optax'] = None; from drumline.train import fit"
-    run = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+    code = "import sys; sys.modules['optax'] = None; from drumline.train import fit"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     output = run.stderr.splitlines()[-1]
     assert output == "ImportError: training needs optax: pip install 'drumline[jax]'"
 

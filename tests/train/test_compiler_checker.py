@@ -60,9 +60,9 @@ def test_the_checker_runs_at_its_interval_and_its_error_is_a_hardware_fault() ->
     assert checker.warning is None
     error = jax.errors.JaxRuntimeError
     accuses = "host 0 computes wrong: step 8: XLA's checker"
-    with pytest.raises(HardwareFault, match=accuses) as found, checker.raises_fault(8):
+    with pytest.raises(HardwareFault, match=accuses) as raised, checker.raises_fault(8):
         raise error("INTERNAL: SDC detected at Physical location: tpu3:pe2:2")
-    assert "Physical location: tpu3:pe2:2" in found.value.reason
+    assert "Physical location: tpu3:pe2:2" in raised.value.reason
     # Other steps, and other errors, are not its business.
     with pytest.raises(error), checker.raises_fault(7):
         raise error("INTERNAL: SDC")

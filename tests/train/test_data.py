@@ -63,9 +63,9 @@ def test_a_batch_does_not_depend_on_the_number_of_hosts(
 
 def test_an_epoch_may_end_within_a_batch() -> None:
     source = data.arrays({"n": np.arange(10)}, batch=4, seed=1)
-    taken = np.concatenate([source.numbers(4 * i, np.arange(4)) for i in range(10)])
-    assert sorted(taken[:10]) == sorted(taken[10:20]) == list(range(10))
-    assert list(taken[:10]) != list(taken[10:20])
+    records = np.concatenate([source.numbers(4 * i, np.arange(4)) for i in range(10)])
+    assert sorted(records[:10]) == sorted(records[10:20]) == list(range(10))
+    assert list(records[:10]) != list(records[10:20])
 
 
 def test_windows_of_a_token_file_share_their_ends(tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_array_records_and_grain_datasets_are_read_by_index(tmp_path: Path) -> N
         writer.write(np.array([number, -number], np.float32).tobytes())
     writer.close()
     parsed = data.array_records(
-        file, lambda found: {"x": np.frombuffer(found, np.float32)}, batch=8
+        file, lambda payload: {"x": np.frombuffer(payload, np.float32)}, batch=8
     )
     assert np.array_equal(parsed.records.rows(np.array([29, 3]))["x"], [[29, -29], [3, -3]])
     doubled = grain.MapDataset.range(30).map(lambda n: {"x": np.float32(2 * n)})
-    found = data.records(doubled, batch=8).records.rows(np.array([7, 0]))
-    assert np.array_equal(found["x"], [14, 0])
+    rows = data.records(doubled, batch=8).records.rows(np.array([7, 0]))
+    assert np.array_equal(rows["x"], [14, 0])
 
 
 def test_synthetic_records_are_reproducible_and_different() -> None:
@@ -119,7 +119,7 @@ def test_invalid_data_is_rejected_with_a_message(tmp_path: Path) -> None:
         "x has 3, y has 4": lambda: data.arrays({"x": np.zeros(3), "y": np.zeros(4)}, batch=1),
         "a batch of 0 rows is empty": lambda: data.arrays({"x": np.zeros(3)}, batch=0),
         "cannot be read as ArrayRecord": lambda: data.array_records(
-            str(tmp_path / "bad.array_record"), lambda found: {"x": found}, batch=1
+            str(tmp_path / "bad.array_record"), lambda payload: {"x": payload}, batch=1
         ),
     }
     for message, make in invalid.items():

@@ -130,9 +130,9 @@ def test_unverified_checkpoints_become_suspect_and_are_skipped(
     assert fingerprint(healed.state) == fingerprint(sound.state)
 
 
-@pytest.mark.parametrize(("liars", "found"), [([FAULTY_CHIP], FAULTY_CHIP), ([1, 6], 6)])
+@pytest.mark.parametrize(("liars", "bad_chip"), [([FAULTY_CHIP], FAULTY_CHIP), ([1, 6], 6)])
 def test_without_replicas_a_replay_or_a_burn_in_names_the_chip(
-    liars: list[int], found: int, monkeypatch: pytest.MonkeyPatch, break_chip: BreakChip
+    liars: list[int], bad_chip: int, monkeypatch: pytest.MonkeyPatch, break_chip: BreakChip
 ) -> None:
     """A step spikes, and the replay gives different bits on some chips."""
     break_chip(None)
@@ -150,19 +150,19 @@ def test_without_replicas_a_replay_or_a_burn_in_names_the_chip(
 
     tests = {"matmul": CheckOutcome("fail", "other bits")}
     report = HealthReport("fail", "a chip", devices=(ChipHealth(0, tests, id=6, kind="cpu"),))
-    asked: list[float] = []
+    durations: list[float] = []
 
     def burn_in(_: Any, seconds: float) -> HealthReport:
-        asked.append(seconds)
+        durations.append(seconds)
         return report
 
     monkeypatch.setattr(hardware, "burn_in", burn_in)
     monkeypatch.setattr(pipeline, "inject_compute_fault", lies_in_the_replay)
     with pytest.raises(HardwareFault, match="a replay gives different bits") as raised:
         fit(spiky(62, 70, SHARDED))
-    assert raised.value.chip == found
+    assert raised.value.chip == bad_chip
     assert seen[-3:] == [62, 62, 62]
-    assert len(asked) == len(liars) - 1
+    assert len(durations) == len(liars) - 1
 
 
 def test_a_program_with_diverging_replicas_is_not_a_hardware_fault(

@@ -74,10 +74,10 @@ def test_einsum_uses_its_ring_in_the_training_loop(tmp_path: Path) -> None:
         choices.append(explain_einsum("bd,df->bf", x, w, **shardings).choice)
         return einsum("bd,df->bf", x, w, **shardings)
 
-    found = fit(recipe(on_ring), checkpoint=tmp_path / "ring")
+    on_ring_result = fit(recipe(on_ring), checkpoint=tmp_path / "ring")
     plain = fit(recipe(jnp.matmul), checkpoint=tmp_path / "plain")
     assert set(choices) == {"gather-matmul"}
-    assert found.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-5)
+    assert on_ring_result.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-5)
 
 
 class Breaking(Slow):

@@ -128,7 +128,7 @@ def masked(data: bytes) -> bytes:
 
 def decoded(message: bytes) -> dict[int, list[Any]]:
     """The fields of a protobuf message by number."""
-    at, found = 0, {}  # type: tuple[int, dict[int, list[Any]]]
+    at, fields = 0, {}  # type: tuple[int, dict[int, list[Any]]]
 
     def varint() -> int:
         nonlocal at
@@ -149,8 +149,8 @@ def decoded(message: bytes) -> dict[int, list[Any]]:
             size = {1: 8, 5: 4}.get(wire) or varint()
             value = message[at : at + size]
             at += size
-        found.setdefault(field, []).append(value)
-    return found
+        fields.setdefault(field, []).append(value)
+    return fields
 
 
 def test_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ COMMANDS = {
     "follow": "jobs:follow_job",
     "logs": "access:logs",
     "wait": "jobs:wait",
+    "explain": "explain:explain",
     "resume": "jobs:resume",
     "cancel": "jobs:cancel",
     "delete": "jobs:delete",

@@ -42,13 +42,40 @@ def init(
         bool, typer.Option("--local", help="Use the emulator on this machine, without an account.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Replace settings without confirmation.")
+        bool,
+        typer.Option("--yes", "-y", help="Replace settings, or probe, without confirmation."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Request a small slice, log in to it, and delete it."),
+    ] = False,
+    zone: Annotated[
+        str | None, typer.Option("--zone", help="The zone of the probe [default: the first].")
+    ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option("--accelerator", help="The slice of the probe [default: the smallest]."),
+    ] = None,
+    capacity: Annotated[
+        str | None,
+        typer.Option("--capacity", help="Its tier [default: that of your quota, else spot]."),
+    ] = None,
 ) -> None:
     """Write the settings for Google Cloud and check the login."""
+    from drumline.jobs.client import Refused
     from drumline.jobs.connection import home_folder
 
+    if not probe and (zone or accelerator or capacity):
+        raise Refused("--zone, --accelerator and --capacity are for a probe; add --probe")
+    if probe:
+        if as_json:
+            raise Refused("--probe prints no JSON; its report is a file")
+        if project or zones or quota or local:
+            raise Refused("--probe uses the saved settings; run drumline init without it first")
+        from drumline.cli.probe import run_probe
+
+        raise typer.Exit(0 if run_probe(zone, accelerator, capacity, yes) else 1)
     path = home_folder() / "config.yaml"
     before = _read(path)
     settings = {"cloud": "emulator"} if local else _google_settings(project, zones, quota, before)

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 
 from drumline.cloud.emulator import launch
+from drumline.cloud.google.rest import Dependencies
 from drumline.cloud.google.tpu_api import TpuApi
 from drumline.errors import CloudError
 
@@ -17,12 +18,14 @@ from drumline.errors import CloudError
 _URL = "http://localhost"
 
 
-def emulated_cloud(project: str, home: Path) -> TpuApi:
+def emulated_cloud(project: str, home: Path, dependencies: Dependencies | None = None) -> TpuApi:
     """Return the Cloud TPU API of the emulator in a home, which need not run yet."""
     return TpuApi(
         project,
         base_url=_URL,
         storage_url=_URL,
+        resource_manager_url=_URL,
+        dependencies=dependencies,
         credentials=EmulatorCredentials(home),
         ssh_port=None,
         transport=_EmulatorTransport(home),

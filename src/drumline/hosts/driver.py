@@ -280,7 +280,12 @@ class HostRunner:
             await self._send_code(agent)
         for step in self.program.steps:
             self._update_report(detail=f"setup: {step.name}")
-            message = wire.SetUpStep(name=step.name, script=step.script)
+            message = wire.SetUpStep(
+                name=step.name,
+                script=step.script,
+                retries=self._resources.timing.setup_retries,
+                pause=self._resources.timing.setup_pause,
+            )
             step_result = await agent.ask(wire.StepResult, wire.STEP, self._folder, message=message)
             if step_result.exit_code != 0 and not self._gate.stopped:
                 self._final_detail = self._report.detail

@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
@@ -30,6 +29,7 @@ from drumline.hosts.values import (
     Step,
     Timing,
     admit_all,
+    known_hosts_name,
 )
 from drumline.observed import HostPhase, HostReport
 
@@ -196,8 +196,8 @@ class SliceSession:
         if unknown := [host for host in chosen if not 0 <= host < len(addresses)]:
             raise ValueError(f"hosts: {unknown[0]} is not on a slice of {len(addresses)} hosts")
         self.changed = asyncio.Event()
-        name = quote(node or f"{program.job_id}-{program.attempt}", safe="").replace(".", "%2E")
-        self.known_hosts_file = known_hosts / name
+        name = node or f"{program.job_id}-{program.attempt}"
+        self.known_hosts_file = known_hosts / known_hosts_name(name)
         self._gate = StartBarrier(len(addresses), logs / "started")
         self._tasks: list[asyncio.Task[None]] = []
         self._runners = []

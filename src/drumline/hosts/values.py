@@ -101,6 +101,10 @@ class Timing:
     """The longest delay between two connections; a host takes a minute to boot."""
     device_wait: float = 60.0
     """The wait for a busy chip, which stays busy for seconds after its process has ended."""
+    setup_retries: int = 20
+    """The number of times that a set-up step is repeated after an error that passes by itself."""
+    setup_pause: float = 15.0
+    """Seconds before each repetition. A fresh VM updates itself for minutes."""
     stop_margin: float = 10.0
     """The time beyond the grace that `stop` waits for a host that does not answer."""
 
@@ -136,6 +140,11 @@ def work_folder(program: Program) -> str:
 def working_copy(job_id: str, sha: str | None) -> str:
     """Return the folder where a job's archive is unpacked on a host, relative to ~/.drumline."""
     return f"work/{_file_name(job_id)}/{(sha or 'empty')[:12]}"
+
+
+def known_hosts_name(slice_name: str) -> str:
+    """Return the name of the file with the host keys of a slice."""
+    return _file_name(slice_name)
 
 
 def _file_name(text: str) -> str:

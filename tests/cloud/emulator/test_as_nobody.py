@@ -113,16 +113,16 @@ def our_pids(home: Path) -> list[int]:
     """Server, emulator, hosts, and all that runs there."""
     emulator = launch.find(home / "emulator")
     assert emulator is not None
-    found = {emulator.pid, *processes.find_by_environment(f"DRUMLINE_HOST_TAG={home}")}
-    found.update(processes.find_by_environment(f"DRUMLINE_HOME={home}\0"))
-    for pid in found:
-        found.update(processes.descendants(pid))
-    return sorted(found - {os.getpid()})
+    pids = {emulator.pid, *processes.find_by_environment(f"DRUMLINE_HOST_TAG={home}")}
+    pids.update(processes.find_by_environment(f"DRUMLINE_HOME={home}\0"))
+    for pid in pids:
+        pids.update(processes.descendants(pid))
+    return sorted(pids - {os.getpid()})
 
 
 def sockets_of(pids: list[int]) -> set[str]:
     """The inodes of the sockets that these processes hold."""
-    found: set[str] = set()
+    inodes: set[str] = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").glob("*"):
             try:
@@ -130,18 +130,20 @@ def sockets_of(pids: list[int]) -> set[str]:
             except OSError:
                 continue
             if target.startswith("socket:["):
-                found.add(target[8:-1])
-    return found
+                inodes.add(target[8:-1])
+    return inodes
 
 
-def listening_ports(held: set[str]) -> set[int]:
+def listening_ports(inodes: set[str]) -> set[int]:
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A" and line[9] in held}
+    return {
+        int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A" and line[9] in inodes
+    }
 
 
-def abstract_sockets(held: set[str]) -> list[str]:
+def abstract_sockets(inodes: set[str]) -> list[str]:
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    return [line[7] for line in lines if len(line) > 7 and line[7][0] == "@" and line[6] in held]
+    return [line[7] for line in lines if len(line) > 7 and line[7][0] == "@" and line[6] in inodes]
 
 
 def try_everything(known: dict[str, Any]) -> dict[str, Any]:
@@ -167,15 +169,15 @@ def test_another_user_cannot_reach_the_owners_data(
     before = world.emulator("resources")
 
     pids = our_pids(world.home)
-    held = sockets_of(pids)
+    inodes = sockets_of(pids)
     emulator = launch.find(world.home / "emulator")
     assert emulator is not None
     port = int(emulator.url.rpartition(":")[2])
     ssh = [host["port"] for host in before["hosts"]]
     assert len(ssh) == 2
     # There are no other ways in than those that are tried.
-    assert listening_ports(held) == {port, *ssh}
-    assert abstract_sockets(held) == []
+    assert listening_ports(inodes) == {port, *ssh}
+    assert abstract_sockets(inodes) == []
     everything = sorted(world.home.rglob("*"))
     hosts = [path for path in everything if path.parent.parent.name == "hosts"]
     assert len(hosts) == 2

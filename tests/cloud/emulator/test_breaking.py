@@ -42,9 +42,11 @@ def test_a_host_knows_its_machine_and_a_bad_machine_is_assigned_again(emulator: 
     first = "local-a-v4-4-0"
     (host,) = emulator.slice("first")
     assert host["machine"] == first
-    told = run(emulator, host, "echo $DRUMLINE_MACHINE; cat $DRUMLINE_MACHINE/physical_host").stdout
+    output = run(
+        emulator, host, "echo $DRUMLINE_MACHINE; cat $DRUMLINE_MACHINE/physical_host"
+    ).stdout
     folder = emulator.home / "machines" / first
-    assert told.split() == [str(folder), first]
+    assert output.split() == [str(folder), first]
     done = emulator.control("break", target="first", how="lies", chip=2, from_step=30)
     assert (done["node"], done["host"], done["machine"]) == ("first", 0, first)
     fault = json.loads((folder / "fault.json").read_text())
@@ -132,13 +134,13 @@ def test_machines_from_the_command_line(
         ([other, "--how", "silent"], f"no host runs on {other} now"),
     ]
     for arguments, says in mistakes:
-        code, shown, told = drumline("break", *arguments)
-        assert (code, shown, told.count("\n")) == (2, "", 1), told
-        assert says in told
+        code, shown, message = drumline("break", *arguments)
+        assert (code, shown, message.count("\n")) == (2, "", 1), message
+        assert says in message
     assert emulator.control("status")["machines"] == before
     assert drumline("break", first, "--how", "missing-chip", "--chip", "1")[0] == 0
-    code, _, told = drumline("break", "7", "--how", "lies", "--chip", "1")
-    assert (code, f"chip 1 of {first} is missing already" in told) == (2, True)
+    code, _, message = drumline("break", "7", "--how", "lies", "--chip", "1")
+    assert (code, f"chip 1 of {first} is missing already" in message) == (2, True)
     assert drumline("break", "7", "--how", "heal")[:2] == (0, "mine host 0: heal\n")
     assert faults(emulator, "local-a-v2") == {}
     assert drumline("break", other, "--how", "heal")[:2] == (0, f"{other}: heal\n")

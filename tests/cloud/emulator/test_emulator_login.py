@@ -107,8 +107,8 @@ def test_each_start_has_a_new_token(start_emulator: Start) -> None:
 def test_the_endpoint_file_of_a_dead_emulator_is_ignored(tmp_path: Path) -> None:
     """Its port may be another user's by now, who would be shown the token."""
     (tmp_path / "lock").touch()
-    told = {"pid": 1, "url": "http://127.0.0.1:9", "token": "t", "started": 0.0}
-    (tmp_path / "endpoint.json").write_text(json.dumps(told))
+    endpoint = {"pid": 1, "url": "http://127.0.0.1:9", "token": "t", "started": 0.0}
+    (tmp_path / "endpoint.json").write_text(json.dumps(endpoint))
     assert launch.find(tmp_path) is None
     assert launch.endpoint(tmp_path) is None
     assert not launch.stop(tmp_path)

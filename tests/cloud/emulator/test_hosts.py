@@ -36,10 +36,10 @@ def alive(pid: int) -> bool:
 
 def until(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
-    while not (found := holds()):
+    while not (value := holds()):
         assert time.monotonic() < deadline, "it never came to be"
         time.sleep(0.02)
-    return found
+    return value
 
 
 def connect(emulator: Emulator, host: Host, **more: Any) -> Any:
@@ -108,18 +108,18 @@ def test_a_signal_is_distinguished_from_an_exit_code(emulator: Emulator, host: H
 
 def test_the_environment_of_a_command(emulator: Emulator, host: Host) -> None:
     shown = run(emulator, host, "env", env={"MINE": "given"}).stdout
-    found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
-    home = Path(found["HOME"])
+    environment = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    home = Path(environment["HOME"])
     assert home.parent.parent == emulator.home / "hosts"
     assert home.stat().st_mode & 0o777 == 0o700
-    assert found["PWD"] == found["HOME"]
-    assert found["PATH"].startswith(str(Path(sys.executable).parent))
-    assert found["DRUMLINE_EMULATED"] == "1"
-    assert found["DRUMLINE_BUCKETS"] == str(emulator.home / "buckets")
-    assert found["MINE"] == "given"
-    assert sorted(path.name for path in Path(found["DRUMLINE_DEV"], "vfio").iterdir()) == list(
-        "01234567"
-    )
+    assert environment["PWD"] == environment["HOME"]
+    assert environment["PATH"].startswith(str(Path(sys.executable).parent))
+    assert environment["DRUMLINE_EMULATED"] == "1"
+    assert environment["DRUMLINE_BUCKETS"] == str(emulator.home / "buckets")
+    assert environment["MINE"] == "given"
+    assert sorted(
+        path.name for path in Path(environment["DRUMLINE_DEV"], "vfio").iterdir()
+    ) == list("01234567")
 
 
 def test_jax_sees_the_chips_of_the_host(emulator: Emulator, host: Host) -> None:
@@ -356,6 +356,6 @@ def test_invalid_controls_are_one_sentence(emulator: Emulator) -> None:
         ("preempt", {"target": "plain", "notice": 1e308}, "notice: Input"),
         ("faults", {"fail": 2}, "fail: Input should be less than or equal to 1"),
     ]
-    for verb, given, says in mistakes:
+    for verb, fields, says in mistakes:
         with pytest.raises(launch.EmulatorError, match=says):
-            emulator.control(verb, **given)
+            emulator.control(verb, **fields)

@@ -113,8 +113,8 @@ def test_without_an_emulator_the_commands_fail_with_a_message(
     monkeypatch.setenv("DRUMLINE_HOME", str(tmp_path))
     monkeypatch.delenv("DRUMLINE_EMULATOR", raising=False)
     for arguments in (["resources"], ["preempt", "000001"], ["stop"]):
-        code, _, told = drumline(*arguments)
-        assert (code, told) == (2, "no emulator is running; drumline create starts it\n")
+        code, _, message = drumline(*arguments)
+        assert (code, message) == (2, "no emulator is running; drumline create starts it\n")
     assert drumline("status")[0] == 1
     assert json.loads(drumline("status", "--json")[1]) == {"running": False}
 
@@ -122,9 +122,9 @@ def test_without_an_emulator_the_commands_fail_with_a_message(
 def test_the_commands_list_and_preempt_a_slice(at_home: Emulator) -> None:
     assert drumline("resources") == (0, "no resources\n", "")
     at_home.slice("mine", "v4-16", labels={"drumline-job": "000007"})
-    found = json.loads(drumline("resources", "--json")[1])
-    assert [one["state"] for one in found["requests"]] == ["ACTIVE"]
-    assert [one["index"] for one in found["hosts"]] == [0, 1]
+    resources = json.loads(drumline("resources", "--json")[1])
+    assert [one["state"] for one in resources["requests"]] == ["ACTIVE"]
+    assert [one["index"] for one in resources["hosts"]] == [0, 1]
     assert "mine/1" in drumline("resources")[1]
     assert drumline("break", "000007", "--host", "1", "--how", "silent")[:2] == (
         0,
@@ -132,8 +132,8 @@ def test_the_commands_list_and_preempt_a_slice(at_home: Emulator) -> None:
     )
     assert drumline("preempt", "7")[:2] == (0, "mine is preempted\n")
     at_home.wait_for("mine", "SUSPENDED")
-    code, _, told = drumline("preempt", "7")
-    assert (code, told) == (2, "7 has no chips: it is SUSPENDED\n")
+    code, _, message = drumline("preempt", "7")
+    assert (code, message) == (2, "7 has no chips: it is SUSPENDED\n")
     at_home.release("mine")
     assert json.loads(drumline("resources", "--json")[1]) == {
         "requests": [],
@@ -154,13 +154,13 @@ def test_capacity_and_faults_from_the_command_line(at_home: Emulator) -> None:
     assert drumline("faults", "--clear")[1] == "no faults\n"
     assert "unlimited" in drumline("capacity", "local-a", "v4", "unlimited")[1]
     assert at_home.control("status")["capacity"] == {"local-a": {}}
-    code, _, told = drumline("capacity", "local-a", "v4", "lots")
-    assert (code, "'lots' is not a number of chips" in told) == (2, True)
-    code, _, told = drumline("capacity", "local-a", "v4", "9" * 23)
-    assert (code, "is not a number of chips" in told) == (2, True)
+    code, _, message = drumline("capacity", "local-a", "v4", "lots")
+    assert (code, "'lots' is not a number of chips" in message) == (2, True)
+    code, _, message = drumline("capacity", "local-a", "v4", "9" * 23)
+    assert (code, "is not a number of chips" in message) == (2, True)
     for notice in ("1e308", "nan"):
-        code, _, told = drumline("preempt", "000001", "--notice", notice)
-        assert (code, "notice" in told) == (2, True), told
+        code, _, message = drumline("preempt", "000001", "--notice", notice)
+        assert (code, "notice" in message) == (2, True), message
     assert drumline("stop")[:2] == (0, "stopped\n")
     assert launch.endpoint(at_home.home) is None
 

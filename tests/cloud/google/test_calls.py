@@ -55,8 +55,8 @@ class TestAsking:
     )
     def test_each_tier_is_one_the_real_client_has(self, tier: str, oneof: str | None) -> None:
         script = Script([ok(name="op")])
-        wanted = PlacementRequest("n", ZONE, "v4-8", "image", tier)
-        run(script, lambda api: api.ask(wanted))
+        request = PlacementRequest("n", ZONE, "v4-8", "image", tier)
+        run(script, lambda api: api.ask(request))
         body = script.seen[0].content
         read = tpu_v2.QueuedResource.from_json(body, ignore_unknown_fields=False)
         assert tpu_v2.QueuedResource.pb(read).WhichOneof("tier") == oneof
@@ -79,8 +79,8 @@ class TestAsking:
             ),
         )
         script = Script([ok(name="op")])
-        wanted = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
-        run(script, lambda api: api.ask(wanted))
+        request = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
+        run(script, lambda api: api.ask(request))
         body = script.seen[0].content
         read = tpu_v2.QueuedResource.from_json(body, ignore_unknown_fields=False)
         assert read.reservation_name == f"projects/p/locations/{ZONE}/reservations/team-a"
@@ -105,15 +105,15 @@ class TestAsking:
         path = f"projects/other/locations/{ZONE}/reservations/team-b"
         script = Script([ok(name="op")])
         options = SliceOptions(reservation=path)
-        wanted = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
-        run(script, lambda api: api.ask(wanted))
+        request = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
+        run(script, lambda api: api.ask(request))
         read = tpu_v2.QueuedResource.from_json(script.seen[0].content)
         assert read.reservation_name == path
 
     def test_an_unknown_tier_is_not_sent(self) -> None:
         script = Script([ok()])
-        wanted = PlacementRequest("n", ZONE, "v4-8", "image", "free")
-        error = fails(script, lambda api: api.ask(wanted))
+        request = PlacementRequest("n", ZONE, "v4-8", "image", "free")
+        error = fails(script, lambda api: api.ask(request))
         assert error.code == 3
         assert script.seen == []
 
@@ -165,11 +165,11 @@ class TestErrors:
             (refused(404, "NOT_FOUND", "m"), 5),
             (refused(409, "SOMETHING_NEW", "m"), 10),
             (refused(429, "RESOURCE_EXHAUSTED", "There is no more capacity in the zone"), 8),
-            (httpx.Response(418, content=b"teapot"), 2),
-            (httpx.Response(301, headers={"Location": "http://elsewhere"}), 2),
+            (httpx.Response(418, content=b"teapot"), 14),
+            (httpx.Response(301, headers={"Location": "http://elsewhere"}), 14),
             (httpx.Response(400, content=b'[{"error": {"status": "OUT_OF_RANGE"}}]'), 11),
             (httpx.Response(403, content=b'{"error": "invalid"}'), 7),
-            (httpx.Response(400, content=b"[" * 100_000), 3),
+            (httpx.Response(400, content=b"[" * 100_000), 14),
         ],
     )
     def test_carry_the_rpc_code(self, answer: httpx.Response, code: int) -> None:
@@ -185,8 +185,8 @@ class TestErrors:
         ]
         error = fails(Script([refused(400, None, "Refused.", details)]), ask)
         assert error.code == 8
-        said = "Refused. QuotaFailure: Quota 'A' exhausted. Limit 4 [RESOURCE_QUOTA]"
-        assert str(error) == said
+        message = "Refused. QuotaFailure: Quota 'A' exhausted. Limit 4 [RESOURCE_QUOTA]"
+        assert str(error) == message
 
     def test_invalid_details_are_ignored(self) -> None:
         odd = [None, 3, {"@type": 4}, {"@type": "x.QuotaFailure", "violations": "no"}]

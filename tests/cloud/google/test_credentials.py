@@ -54,11 +54,11 @@ class TestGoogleCredentials:
         clock = Clock()
         fake = FakeLogin(clock)
         login = GoogleCredentials(lambda: (fake, "p"), clock)
-        found = []
+        tokens = []
         for minutes in (0, 54, 1, 54):
             clock.at += timedelta(minutes=minutes)
-            found.append(asyncio.run(login.token()))
-        assert found == ["token 1", "token 1", "token 2", "token 2"]
+            tokens.append(asyncio.run(login.token()))
+        assert tokens == ["token 1", "token 1", "token 2", "token 2"]
 
     def test_many_calls_at_once_refresh_once(self) -> None:
         fake = FakeLogin(Clock())

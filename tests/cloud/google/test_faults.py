@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.cloud.google import errors
-from drumline.cloud.google.errors import classify, explain
+from drumline.cloud.google.errors import classify, refusal
 from drumline.jobs.core.refusals import RefusalAction, action_for
 from drumline.observed import Fault, FaultKind, Scope
 
@@ -131,10 +131,11 @@ def test_similar_texts_are_not_classified(code: int, text: str, expected: Fault)
     assert classify(code, text) == expected
 
 
-def test_every_pattern_matches_its_example() -> None:
-    for row in errors._PATTERNS:
-        assert classify(9, row.example) == Fault(row.kind, row.scope), row.example
-        assert classify(None, row.example) == Fault(row.kind, row.scope), row.example
+def test_every_rule_decides_its_example() -> None:
+    for rule in errors.RULES:
+        for code in rule.codes or (9, None):
+            assert errors.find_rule(code, rule.example) is rule, rule.example
+            assert classify(code, rule.example) == Fault(rule.kind, rule.scope)
 
 
 @pytest.mark.parametrize(
@@ -213,13 +214,15 @@ def test_the_kind_determines_the_action(fault: Fault, expected: RefusalAction) -
             7,
             "Permission 'tpu.nodes.list' denied on",
             "us-east1-d",
-            "the project may not use us-east1-d",
+            "the permission tpu.nodes.list is missing in us-east1-d: ask an administrator of the "
+            "project for the role roles/tpu.viewer",
         ),
         (
             7,
             "Cloud TPU API has not been used in project 7",
             "us-east1-d",
-            "the project may not use Cloud TPU: Cloud TPU API has not been used in project 7",
+            "the API tpu.googleapis.com is disabled in the project: run `gcloud services enable "
+            "tpu.googleapis.com`",
         ),
         (
             16,
@@ -227,27 +230,47 @@ def test_the_kind_determines_the_action(fault: Fault, expected: RefusalAction) -
             "z",
             "Google login is missing or expired: run gcloud auth application-default login",
         ),
-        (8, "odd {zone}\n text", "us-east1-d", "us-east1-d refused: odd {zone} text"),
-        (3, "", "us-east1-d", "the request was refused: no reason given"),
+        (8, "odd {zone}\n text", "us-east1-d", "us-east1-d refused the request"),
+        (
+            3,
+            "",
+            "us-east1-d",
+            "the request was refused as invalid: correct the job file, then run `drumline resume`",
+        ),
     ],
 )
 def test_the_sentence_explains_the_wait(code: int, text: str, zone: str, sentence: str) -> None:
-    assert explain(classify(code, text), zone, text) == sentence
+    assert refusal(code, text, zone).message == sentence
+
+
+def test_the_words_of_the_cloud_stand_beside_the_sentence() -> None:
+    refused = refusal(8, "There is no more\n capacity in the zone", "us-east1-d")
+    assert refused.words == "There is no more capacity in the zone"
+    assert refused.text == (
+        "no capacity in us-east1-d (the cloud: There is no more capacity in the zone)"
+    )
+    assert refusal(13, "", "us-east1-d").text == refusal(13, "", "us-east1-d").message
+    assert refusal(8, "odd {zone}", "us-east1-d").words == "odd {zone}"
 
 
 @pytest.mark.parametrize("kind", FaultKind)
-def test_every_kind_has_a_sentence_of_one_line(kind: FaultKind) -> None:
-    for scope in Scope:
-        sentence = explain(Fault(kind, scope), "us-central2-b", "long\n" * 500)
-        assert sentence
-        assert "\n" not in sentence
-        assert len(sentence) < 250
+def test_every_kind_has_a_sentence_and_an_advice(kind: FaultKind) -> None:
+    assert errors._SENTENCES[kind]
+    assert errors._ADVICE[kind]
+
+
+@pytest.mark.parametrize("code", range(17))
+def test_a_long_text_becomes_one_line(code: int) -> None:
+    refused = refusal(code, "long\n" * 500, "us-central2-b")
+    assert "\n" not in refused.text
+    assert len(refused.message) < 250
+    assert len(refused.words) <= 240
 
 
 codes = st.none() | st.integers(-5, 40)
 pieces = st.sampled_from(
     [
-        *(row.example for row in errors._PATTERNS),
+        *(rule.example for rule in errors.RULES),
         "Couldn't open iommu group",
         "open(/dev/vfio/0): Device or resource busy",
         "Failed to initialize TPU system",
@@ -269,4 +292,4 @@ def test_any_text_has_a_kind_and_a_sentence(code: int | None, text: str) -> None
     assert fault.kind in FaultKind
     assert fault.scope in Scope
     assert action_for(fault) in RefusalAction
-    assert explain(fault, "us-central2-b", text)
+    assert refusal(code, text, "us-central2-b").message

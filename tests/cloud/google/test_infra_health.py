@@ -38,14 +38,14 @@ def asked(*pages: Any) -> tuple[dict[str, str], list[httpx.Request]]:
 
 
 def test_unhealthy_instances_are_read_from_all_pages() -> None:
-    found, calls = asked(
+    conditions, calls = asked(
         {
             "timeSeries": [series("1", unhealthy_category="BAD_TPU_CHIP"), series("2", "HEALTHY")],
             "nextPageToken": "more",
         },
         {"timeSeries": [series("3")]},
     )
-    assert found == {"1": "BAD_TPU_CHIP", "3": "UNHEALTHY"}
+    assert conditions == {"1": "BAD_TPU_CHIP", "3": "UNHEALTHY"}
     assert calls[0].url.path == "/v3/projects/lab/timeSeries"
     assert METRIC in calls[0].url.params["filter"]
     assert calls[1].url.params["pageToken"] == "more"

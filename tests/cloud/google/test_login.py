@@ -37,20 +37,20 @@ print(asyncio.run(GoogleCredentials().token()))
 
 def installed_with(names: list[str]) -> set[str]:
     """These requirements and all that they bring along."""
-    found: set[tuple[str, frozenset[str]]] = set()
+    visited: set[tuple[str, frozenset[str]]] = set()
     left = [Requirement(name) for name in names]
     while left:
-        wanted = left.pop()
-        key = (str(canonicalize_name(wanted.name)), frozenset(wanted.extras))
-        if key in found:
+        requirement = left.pop()
+        key = (str(canonicalize_name(requirement.name)), frozenset(requirement.extras))
+        if key in visited:
             continue
-        found.add(key)
-        for extra in ("", *wanted.extras):
-            for text in importlib.metadata.requires(wanted.name) or []:
+        visited.add(key)
+        for extra in ("", *requirement.extras):
+            for text in importlib.metadata.requires(requirement.name) or []:
                 needed = Requirement(text)
                 if needed.marker is None or needed.marker.evaluate({"extra": extra}):
                     left.append(needed)
-    return {name for name, _ in found}
+    return {name for name, _ in visited}
 
 
 @pytest.fixture

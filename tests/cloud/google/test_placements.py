@@ -50,10 +50,10 @@ def seen(request: str | None, node: str | None) -> ListedPlacement:
     ],
 )
 def test_one_slice(request_state: str | None, node: str | None, state: PlacementState) -> None:
-    found = seen(request_state, node)
-    assert found.state is state
-    assert bool(found.lost_reason) == (state is PlacementState.LOST)
-    assert found.cloud_state == (node or request_state)
+    placement = seen(request_state, node)
+    assert placement.state is state
+    assert bool(placement.lost_reason) == (state is PlacementState.LOST)
+    assert placement.cloud_state == (node or request_state)
 
 
 def test_a_placement_without_running_nodes_may_not_run() -> None:
@@ -81,8 +81,8 @@ def test_a_failed_request_has_a_refusal() -> None:
 
 
 def test_a_duplicate_entry_of_a_listing_counts_once() -> None:
-    (found,) = placements.combine_listings([REQUEST], [NODE, NODE])
-    assert (found.state, found.endpoints) == (PlacementState.READY, ENDS)
+    (placement,) = placements.combine_listings([REQUEST], [NODE, NODE])
+    assert (placement.state, placement.endpoints) == (PlacementState.READY, ENDS)
 
 
 class TestSeveralSlices:
@@ -95,23 +95,23 @@ class TestSeveralSlices:
 
     def test_are_one_placement_in_their_order(self) -> None:
         other = replace(NODE, name="by-hand")
-        found = placements.combine_listings([PAIR], [*self.nodes("READY", "READY"), other])
-        assert [(p.name, [part.name for part in p.slices]) for p in found] == [
+        listing = placements.combine_listings([PAIR], [*self.nodes("READY", "READY"), other])
+        assert [(p.name, [part.name for part in p.slices]) for p in listing] == [
             ("s", ["s-0", "s-1"]),
             ("by-hand", ["by-hand"]),
         ]
-        assert found[0].state is PlacementState.READY
-        assert found[0].endpoints == ENDS * 2
+        assert listing[0].state is PlacementState.READY
+        assert listing[0].endpoints == ENDS * 2
 
     def test_without_the_name_of_their_request_are_matched_by_their_own(self) -> None:
         nodes = [replace(node, request="") for node in self.nodes("READY", "READY")]
-        (found,) = placements.combine_listings([PAIR], nodes)
-        assert found.state is PlacementState.READY
+        (placement,) = placements.combine_listings([PAIR], nodes)
+        assert placement.state is PlacementState.READY
 
     def test_the_tenth_comes_after_the_ninth(self) -> None:
         names = tuple(f"s-{number}" for number in range(11))
-        found = placements.combine(replace(REQUEST, nodes=names), self.nodes(*["READY"] * 11))
-        assert tuple(part.name for part in found.slices) == names
+        placement = placements.combine(replace(REQUEST, nodes=names), self.nodes(*["READY"] * 11))
+        assert tuple(part.name for part in placement.slices) == names
 
     def test_are_ready_when_all_are(self) -> None:
         assert placements.combine(PAIR, self.nodes("READY")).state is PlacementState.BOOTING
@@ -119,22 +119,24 @@ class TestSeveralSlices:
         assert (half.state, half.cloud_state) == (PlacementState.BOOTING, "CREATING")
 
     def test_are_lost_when_one_is(self) -> None:
-        found = placements.combine(PAIR, self.nodes("READY", "PREEMPTED"))
-        assert (found.state, found.lost_reason) == (PlacementState.LOST, "node PREEMPTED")
-        assert found.may_run, "the other one does not know yet"
+        placement = placements.combine(PAIR, self.nodes("READY", "PREEMPTED"))
+        assert (placement.state, placement.lost_reason) == (PlacementState.LOST, "node PREEMPTED")
+        assert placement.may_run, "the other one does not know yet"
 
 
 def test_two_slices_are_requested_found_and_released_together(emulator: Emulator) -> None:
     """The whole way through the API of a cloud that grants both or neither."""
-    wanted = PlacementRequest(
+    request = PlacementRequest(
         "pair", "local-a", "v4-16", "tpu-ubuntu2204-base", "spot", {"a": "b"}, slices=2
     )
 
     async def story() -> None:
         cloud: Cloud = emulated_cloud("p", emulator.home)
         for _ in range(2):  # the second is taken for the first
-            await cloud.ask(wanted)
-        ready = await _until(cloud, lambda found: found and found.state is PlacementState.READY)
+            await cloud.ask(request)
+        ready = await _until(
+            cloud, lambda placement: placement and placement.state is PlacementState.READY
+        )
         assert ready is not None
         assert [part.name for part in ready.slices] == ["pair-0", "pair-1"]
         assert len(ready.endpoints) == 4
@@ -142,7 +144,7 @@ def test_two_slices_are_requested_found_and_released_together(emulator: Emulator
         assert await cloud.find("local-a", "pair") == ready
         assert len(set(await cloud.host_keys(ready))) == 4, "every host has a key of its own"
         await cloud.release("local-a", "pair", ["pair-0", "pair-1"])
-        await _until(cloud, lambda found: found is None)
+        await _until(cloud, lambda placement: placement is None)
         assert await cloud.find("local-a", "pair") is None
         await cloud.close()
 
@@ -155,6 +157,6 @@ async def _until(
     async with asyncio.timeout(60):
         while True:
             named = {listed.name: listed for listed in await cloud.placements("local-a")}
-            if holds(found := named.get("pair")):
-                return found
+            if holds(placement := named.get("pair")):
+                return placement
             await asyncio.sleep(0.02)

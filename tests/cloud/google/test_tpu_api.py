@@ -9,6 +9,7 @@ from google.cloud import tpu_v2
 
 from drumline.cloud.google import placements
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
+from drumline.cloud.google.tpu_api import TpuApi
 from drumline.observed import Endpoint
 from tests.cloud.google.scripted import (
     NO_REQUEST,
@@ -83,8 +84,8 @@ class TestListingRequests:
             ok(queuedResources=[{"name": "b"}], nextPageToken=""),
         ]
         script = Script(pages)
-        found = run(script, list_requests)
-        assert [one.name for one in found] == ["a", "b"]
+        requests = run(script, list_requests)
+        assert [one.name for one in requests] == ["a", "b"]
         tokens = [one.url.params.get("pageToken") for one in script.seen]
         assert tokens == [None, "two", "three"]
 
@@ -111,9 +112,9 @@ class TestListingRequests:
             {"name": "half", "state": "what"},
         ]
         script = Script([ok(queuedResources=[*odd, {"name": "good", "tpu": {"nodeSpec": [7]}}])])
-        found = run(script, list_requests)
-        assert [one.name for one in found] == ["half", "good"]
-        assert {one.state for one in found} == {"STATE_UNSPECIFIED"}
+        requests = run(script, list_requests)
+        assert [one.name for one in requests] == ["half", "good"]
+        assert {one.state for one in requests} == {"STATE_UNSPECIFIED"}
 
     def test_an_error_without_a_code_is_an_error(self) -> None:
         entry = {"name": "a", "state": {"state": "FAILED", "failedData": {"error": {"x": 1}}}}
@@ -235,27 +236,39 @@ class TestHostKeys:
     def test_are_in_worker_order(self) -> None:
         first = guest(("ssh-rsa", "BBBB"), ("ssh-ed25519", "AAAA1"))
         second = guest(("ssh-ed25519", "ssh-ed25519 AAAA2 root@host"))
-        found = self.keys(self.two, ok(guestAttributes=[first, second]))
-        assert found == ["ssh-ed25519 AAAA1", "ssh-ed25519 AAAA2"]
+        keys = self.keys(self.two, ok(guestAttributes=[first, second]))
+        assert keys == ["ssh-ed25519 AAAA1", "ssh-ed25519 AAAA2"]
         sent = self.script.seen[1]
         assert sent.url.path == f"/v2/{PARENT}/nodes/n:getGuestAttributes"
         body = tpu_v2.GetGuestAttributesRequest.from_json(sent.content, ignore_unknown_fields=False)
         assert body.query_path == "hostkeys/"
 
     def test_an_unpublished_key_is_none(self) -> None:
-        found = self.keys(self.two, ok(guestAttributes=[{}, guest(("ssh-ed25519", "AAAA2"))]))
-        assert found == [None, "ssh-ed25519 AAAA2"]
+        keys = self.keys(self.two, ok(guestAttributes=[{}, guest(("ssh-ed25519", "AAAA2"))]))
+        assert keys == [None, "ssh-ed25519 AAAA2"]
 
     def test_fewer_keys_than_hosts_are_not_used(self) -> None:
-        found = self.keys(self.two, ok(guestAttributes=[guest(("ssh-ed25519", "AAAA2"))]))
-        assert found == [None, None]
+        keys = self.keys(self.two, ok(guestAttributes=[guest(("ssh-ed25519", "AAAA2"))]))
+        assert keys == [None, None]
 
     @pytest.mark.parametrize(
-        "answer", [refused(404, "NOT_FOUND", "no"), refused(403, None, "no"), httpx.ReadTimeout("")]
+        "answer",
+        [refused(404, "NOT_FOUND", "no"), refused(400, "FAILED_PRECONDITION", "are disabled")],
     )
-    def test_an_error_is_no_key(self, answer: Answer) -> None:
+    def test_an_answer_that_none_is_published_is_no_key(self, answer: Answer) -> None:
         assert self.keys(self.two, answer) == [None, None]
-        assert self.keys(answer) == []
+
+    @pytest.mark.parametrize(
+        "answer",
+        [refused(403, None, "no"), refused(500, None, "internal"), httpx.ReadTimeout("")],
+    )
+    def test_keys_that_cannot_be_read_are_an_error(self, answer: Answer) -> None:
+        fails(Script([self.two, answer]), read_keys)
+        fails(Script([answer]), read_keys)
+
+
+async def read_keys(api: TpuApi) -> list[str | None]:
+    return await api.host_keys(placements.combine(None, [ListedNode("n", ZONE, "READY", "", {})]))
 
 
 class TestInstanceNames:
@@ -295,7 +308,8 @@ class TestBuckets:
         assert str(script.seen[0].url) == "http://127.0.0.1:9/storage/v1/b/b?fields=location"
 
     @pytest.mark.parametrize(
-        "answer", [httpx.Response(403), httpx.Response(404), ok(), ok(location=3)]
+        "answer",
+        [httpx.Response(403), refused(404, None, "Not Found"), ok(), ok(location=3)],
     )
     def test_an_unreadable_bucket_has_no_location(self, answer: httpx.Response) -> None:
         assert run(Script([answer]), lambda api: api.bucket_location("b")) is None

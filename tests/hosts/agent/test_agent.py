@@ -122,16 +122,16 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(("code", "told"), [(75, 75), (3, -15)])
+@pytest.mark.parametrize(("code", "exit_code"), [(75, 75), (3, -15)])
 def test_a_program_that_saves_its_work_at_shutdown_has_its_exit_code(
-    machine: Machine, code: int, told: int
+    machine: Machine, code: int, exit_code: int
 ) -> None:
     """All of a session is told to end, the shell that waits for the program among them."""
     machine.put(f"python3 -c '{SAVES.format(code=code)}'\ntouch after")
     machine.start()
     wait_for(lambda: machine.written("up"), "the program runs")
     os.killpg(machine.leader(), signal.SIGTERM)
-    assert machine.ended()["exit_code"] == told
+    assert machine.ended()["exit_code"] == exit_code
     assert machine.written("saved") == "yes"
     assert not machine.file("after").exists(), "nothing else is begun"
 
@@ -266,9 +266,9 @@ def test_the_environment_is_that_of_the_job(machine: Machine) -> None:
         environment={"NASTY": nasty, "MEGASCALE_OWN": "mine", "PYTHONUNBUFFERED": "0"},
         checkpoint="gs://lab/runs/7",
     )
-    said = machine.log().splitlines()
+    lines = machine.log().splitlines()
     folder = machine.home / "buckets" / "lab" / "runs" / "7"
-    assert said[:8] == [
+    assert lines[:8] == [
         "JOB_ID=000012",
         "ATTEMPT=1",
         "HOST=0",
@@ -278,7 +278,7 @@ def test_the_environment_is_that_of_the_job(machine: Machine) -> None:
         f"CHECKPOINT={folder}",
         f"HEARTBEAT={machine.folder / 'heartbeat.json'}",
     ]
-    assert said[8:] == ["stale= own=mine", "buffered=0"]
+    assert lines[8:] == ["stale= own=mine", "buffered=0"]
     assert folder.is_dir()
     assert machine.file("nasty").read_text() == nasty
     assert not machine.file("ran").exists()
@@ -304,11 +304,11 @@ def test_secrets_reach_only_the_program(machine: Machine) -> None:
 
 
 def test_a_container_gets_secrets_by_name_and_is_ended_by_name(machine: Machine) -> None:
-    tools, said = machine.home / "bin", machine.home / "docker-said"
+    tools, calls_file = machine.home / "bin", machine.home / "docker-said"
     tools.mkdir()
     (tools / "docker").write_text(
         f"""#!/bin/bash
-        printf '%q ' "$@" >> {said}; echo >> {said}
+        printf '%q ' "$@" >> {calls_file}; echo >> {calls_file}
         [ "$1" = run ] || exit 0
         while [ "$1" != lab/train ]; do
             if [ "$1" = --env-file ]; then names=$2; fi
@@ -332,7 +332,7 @@ def test_a_container_gets_secrets_by_name_and_is_ended_by_name(machine: Machine)
     machine.start()
     wait_for(lambda: machine.log() == "hunter2\nline two\n2 a b\n", "it runs in the container")
     machine.attempt("stop", "5")
-    calls = said.read_text().splitlines()
-    assert "hunter2" not in said.read_text()
+    calls = calls_file.read_text().splitlines()
+    assert "hunter2" not in calls_file.read_text()
     assert [call.split()[0] for call in calls] == ["run", "exec", "rm", "rm"]
     assert calls[2].strip() == "rm --force drumline-000012-1"

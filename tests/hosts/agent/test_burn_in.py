@@ -63,15 +63,15 @@ def test_the_burn_in_does_not_change_the_program(machine: Machine, run: str, log
 @pytest.mark.parametrize("left", ["", "[1]", '"verdict"', "{", '{"said": "' + "x" * 2_000_000])
 def test_an_unreadable_burn_in_report_is_a_warning(machine: Machine, left: str) -> None:
     begin(machine, "sleep 60", f"{PASSES}\nopen(file, 'w').write({left!r})")
-    found = wait_for(
-        lambda: (told := machine.attempt("status")["burnin"])["verdict"] != "running" and told,
+    burn_in = wait_for(
+        lambda: (report := machine.attempt("status")["burnin"])["verdict"] != "running" and report,
         "the burn-in is over",
     )
-    assert found["verdict"] == "warn"
+    assert burn_in["verdict"] == "warn"
 
 
 @pytest.mark.parametrize(
-    "told",
+    "report",
     [
         {},
         {"verdict": None},
@@ -81,8 +81,8 @@ def test_an_unreadable_burn_in_report_is_a_warning(machine: Machine, left: str) 
         {"verdict": "warn", "seconds": -1, "said": "x" * 100_000},
     ],
 )
-def test_an_invalid_burn_in_report_is_a_warning(told: dict[str, object]) -> None:
-    found = _burn_in_fields(told)
-    assert found["burn_in"] == "warn"
-    assert found["burn_in_seconds"] == 0.0
-    assert len(json.dumps(found)) < 1000
+def test_an_invalid_burn_in_report_is_a_warning(report: dict[str, object]) -> None:
+    fields = _burn_in_fields(report)
+    assert fields["burn_in"] == "warn"
+    assert fields["burn_in_seconds"] == 0.0
+    assert len(json.dumps(fields)) < 1000

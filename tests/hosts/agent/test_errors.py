@@ -107,6 +107,54 @@ def test_bash_names_the_script_without_its_path(machine: Machine) -> None:
     )
 
 
+LOCKED = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 9 (unattended)"
+
+
+def test_a_step_that_fails_because_of_something_that_passes_is_repeated(machine: Machine) -> None:
+    machine.put("true")
+    script = f"echo x >> ran; [ $(wc -l < ran) = 3 ] || {{ echo '{LOCKED}' >&2; exit 100; }}"
+    step = {"name": "setup", "script": script, "retries": 5, "pause": 0.01}
+    done = machine.attempt("step", sent=step)
+    assert (done["exit_code"], done["error"]) == (0, "")
+    assert machine.written("ran") == "x\n" * 3
+    assert "holds the lock of apt; retry 1 of 5 in 0.01 s" in machine.log()
+
+
+def test_a_step_that_never_passes_fails_after_its_retries(machine: Machine) -> None:
+    machine.put("true")
+    script = f"echo x >> ran; echo '{LOCKED}' >&2; exit 100"
+    step = {"name": "setup", "script": script, "retries": 2, "pause": 0.01}
+    done = machine.attempt("step", sent=step)
+    assert done["exit_code"] == 100
+    assert "unattended" in done["error"]
+    assert machine.written("ran") == "x\n" * 3
+
+
+def test_an_error_that_stays_is_not_repeated(machine: Machine) -> None:
+    machine.put("true")
+    earlier = {"name": "apt", "script": f"echo '{LOCKED}'"}
+    assert machine.attempt("step", sent=earlier)["exit_code"] == 0
+    script = "echo x >> ran; echo 'ERROR: No matching distribution found for nope' >&2; exit 1"
+    step = {"name": "setup", "script": script, "retries": 5, "pause": 60.0}
+    assert machine.attempt("step", sent=step)["exit_code"] == 1
+    assert machine.written("ran") == "x\n"
+
+
+def test_a_stop_ends_the_wait_for_the_next_try(machine: Machine) -> None:
+    machine.put("true")
+    step = {"name": "setup", "script": f"echo '{LOCKED}'; exit 1", "retries": 5, "pause": 600.0}
+    words = machine.words("step", attempt_folder(machine.what))
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=machine.environment
+    ) as caller:
+        assert caller.stdin is not None
+        caller.stdin.write(json.dumps(step).encode())
+        caller.stdin.close()
+        wait_for(lambda: "retry 1 of 5" in machine.log(), "the wait")
+        machine.attempt("stop", "1")
+        assert caller.wait(60) == 0
+
+
 def test_a_failed_step_reports_its_error_and_the_next_attempt_repeats_it(machine: Machine) -> None:
     machine.put("true")
     step = {"name": "pip", "script": "echo one\ntest -e fixed || { echo no such package; exit 9; }"}

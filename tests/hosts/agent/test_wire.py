@@ -136,10 +136,10 @@ def test_the_agent_reports_an_exit_that_an_older_agent_recorded(tmp_path: Path) 
         capture_output=True,
         check=True,
     )
-    told = validate(AttemptStatus, decode(done.stdout))
-    assert (told.state, told.exit_code, told.started_at) == ("exited", 3, 5.0)
-    assert (told.error, told.error_at) == ("train.py:4  ValueError: x", 9.0)
-    assert (told.coordinator, told.tail) == ("10.0.0.1:8476", ("a", "b"))
+    status = validate(AttemptStatus, decode(done.stdout))
+    assert (status.state, status.exit_code, status.started_at) == ("exited", 3, 5.0)
+    assert (status.error, status.error_at) == ("train.py:4  ValueError: x", 9.0)
+    assert (status.coordinator, status.tail) == ("10.0.0.1:8476", ("a", "b"))
 
 
 def test_lone_surrogates_are_replaced_and_deep_nesting_is_rejected() -> None:

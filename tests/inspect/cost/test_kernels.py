@@ -87,12 +87,12 @@ dim_labels=bf0_i0o->b0f
     ("precision", "passes"), [("", 1), ("high,high", 3), ("highest,highest", 6)]
 )
 def test_float32_of_more_precision_takes_several_passes(precision: str, passes: int) -> None:
-    asked = f", operand_precision={{{precision}}}" if precision else ""
+    precision_text = f", operand_precision={{{precision}}}" if precision else ""
     kernel = only(
         kernels_of(f"""
         %p = f32[2048,2048] parameter(0)
         %q = f32[2048,2048] parameter(1)
-        ROOT %y = f32[2048,2048] dot(%p, %q), {DOT}{asked}
+        ROOT %y = f32[2048,2048] dot(%p, %q), {DOT}{precision_text}
         """)
     )
     (product,) = kernel.work.matmuls
@@ -271,8 +271,12 @@ def test_each_matmul_of_a_running_sum_adds_itself() -> None:
     assert [len(kernel.work.matmuls) for kernel in kernels] == [1, 1, 1]
     assert [sum(one.opcode == "add" for one in k.instructions) for k in kernels] == [0, 1, 1]
     out = 4 * 256 * 128
-    taken = 4 * (256 * 512 + 512 * 128)
-    assert [kernel.work.bytes_read for kernel in kernels] == [taken, taken + out, taken + out]
+    operand_bytes = 4 * (256 * 512 + 512 * 128)
+    assert [kernel.work.bytes_read for kernel in kernels] == [
+        operand_bytes,
+        operand_bytes + out,
+        operand_bytes + out,
+    ]
     assert all(kernel.work.bytes_written == out for kernel in kernels)
 
 

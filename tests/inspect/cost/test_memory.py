@@ -15,12 +15,12 @@ def memory(lines: str, *others: str, head: str = "num_partitions=1") -> Memory:
 
 
 def test_arguments_and_outputs() -> None:
-    told = memory(f"""{P}
+    usage = memory(f"""{P}
     %q = f32[1024,512] parameter(1)
     ROOT %n = {SQUARE} negate(%p)
     """)
-    assert (told.arguments, told.outputs, told.temporaries) == (3 * MIB, MIB, 0)
-    assert told.total == 4 * MIB
+    assert (usage.arguments, usage.outputs, usage.temporaries) == (3 * MIB, MIB, 0)
+    assert usage.total == 4 * MIB
 
 
 def test_a_result_that_takes_the_place_of_a_donated_argument_needs_no_room() -> None:
@@ -58,25 +58,25 @@ def test_temporaries_come_beside_donated_arguments() -> None:
 
 
 def test_what_a_kernel_takes_is_there_until_it_ends() -> None:
-    told = memory(f"""
+    usage = memory(f"""
     %p = f32[512,2048] parameter(0)
     %q = f32[2048,512] parameter(1)
     %h = f32[512,2048] negate(%p)
     %y = {SQUARE} dot(%h, %q), {DOT}
     ROOT %n = {SQUARE} tanh(%y)
     """)
-    assert told.outputs + told.temporaries == (4 + 1) * MIB
+    assert usage.outputs + usage.temporaries == (4 + 1) * MIB
 
 
 def test_values_live_until_they_are_taken_for_the_last_time() -> None:
-    told = memory(f"""{P}
+    usage = memory(f"""{P}
     %a = {SQUARE} dot(%p, %p), {DOT}
     %b = {SQUARE} dot(%a, %p), {DOT}
     %c = {SQUARE} dot(%b, %p), {DOT}
     ROOT %d = {SQUARE} dot(%c, %p), {DOT}
     """)
     # Two at a time, what a product takes and what it makes: one has the room of the output.
-    assert told.temporaries == MIB
+    assert usage.temporaries == MIB
     kept = memory(f"""{P}
     %a = {SQUARE} dot(%p, %p), {DOT}
     %b = {SQUARE} dot(%a, %p), {DOT}
@@ -87,13 +87,13 @@ def test_values_live_until_they_are_taken_for_the_last_time() -> None:
 
 
 def test_a_value_within_a_kernel_takes_no_room() -> None:
-    told = memory(f"""{P}
+    usage = memory(f"""{P}
     %zero = f32[] constant(0)
     %b = f32[512,512,64] broadcast(%p), dimensions={{0,1}}
     %e = f32[512,512,64] exponential(%b)
     ROOT %s = {SQUARE} reduce(%e, %zero), dimensions={{2}}, to_apply=%sum
     """)
-    assert told.temporaries == 0
+    assert usage.temporaries == 0
 
 
 def test_the_scores_of_a_written_kernel_take_no_room() -> None:
@@ -112,14 +112,14 @@ rhs_contracting_dims={{1}}, {named}
 
 
 def test_views_take_no_room_of_their_own() -> None:
-    told = memory(f"""{P}
+    usage = memory(f"""{P}
     %a = {SQUARE} dot(%p, %p), {DOT}
     %b = f32[262144] bitcast(%a)
     %c = f32[262144] copy(%b)
     %d = {SQUARE} bitcast(%c)
     ROOT %e = {SQUARE} dot(%d, %p), {DOT}
     """)
-    assert told.temporaries == MIB
+    assert usage.temporaries == MIB
 
 
 # Loops -------------------------------------------------------------------------------------------
@@ -168,34 +168,34 @@ metadata={{op_name="jit(f)/blocks/broadcast"}}
 
 
 def test_a_loop_carries_on_what_it_was_given() -> None:
-    told = scanned()
+    usage = scanned()
     # The stack and the carried value once, however many turns; in a turn two products, of which
     # one has the room of the output; and the number of the turn.
-    assert told.temporaries == (10 + 1 + 1) * MIB + 4
+    assert usage.temporaries == (10 + 1 + 1) * MIB + 4
 
 
 def test_saved_activations_are_reported_as_the_largest() -> None:
-    told = scanned()
-    assert told.largest[0].bytes == 10 * MIB
-    assert told.largest[0].name == "blocks"
-    assert [held.bytes for held in told.largest] == sorted(
-        (held.bytes for held in told.largest), reverse=True
+    usage = scanned()
+    assert usage.largest[0].bytes == 10 * MIB
+    assert usage.largest[0].name == "blocks"
+    assert [buffer.bytes for buffer in usage.largest] == sorted(
+        (buffer.bytes for buffer in usage.largest), reverse=True
     )
 
 
 def test_an_argument_may_be_the_largest() -> None:
-    told = memory("""
+    usage = memory("""
     %p = f32[4096,512] parameter(0), metadata={op_name="state['w']"}
     %q = f32[512,512] parameter(1), metadata={op_name="x"}
     ROOT %n = f32[512,512] negate(%q)
     """)
-    assert told.largest[0].name == "argument state['w']"
-    assert told.largest[0].bytes == 8 * MIB
+    assert usage.largest[0].name == "argument state['w']"
+    assert usage.largest[0].bytes == 8 * MIB
 
 
 def test_what_the_compiler_tells_is_taken_as_it_is() -> None:
     program = module(f"{P}\nROOT %n = {SQUARE} negate(%p)")
-    told = compiler_memory(
+    usage = compiler_memory(
         program, {"arguments": 100, "outputs": 30, "aliased": 20, "temporaries": 7, "code": 5}
     )
-    assert (told.arguments, told.outputs, told.temporaries, told.total) == (100, 10, 7, 117)
+    assert (usage.arguments, usage.outputs, usage.temporaries, usage.total) == (100, 10, 7, 117)

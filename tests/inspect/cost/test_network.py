@@ -124,9 +124,9 @@ def test_a_mesh_of_chips_takes_both_cores_as_one_device() -> None:
 def test_a_mesh_of_another_size_is_refused(on: str, devices: int) -> None:
     with pytest.raises(UserError) as error:
         match_devices(parse_machine(on), {"X": devices}, devices)
-    said = str(error.value)
-    assert f"the mesh X={devices} has {devices} devices" in said
-    assert on in said
+    message = str(error.value)
+    assert f"the mesh X={devices} has {devices} devices" in message
+    assert on in message
 
 
 @pytest.mark.parametrize(
@@ -236,22 +236,26 @@ def test_a_reduce_scatter_takes_as_long_and_an_all_reduce_twice(
 def test_an_all_to_all_takes_a_quarter_of_an_all_gather(
     network: Network, axis: str, length: int, quarters: int
 ) -> None:
-    taken = 64.0 * MIB
+    operand_bytes = 64.0 * MIB
     name = network.machine.chip.name
     # The book: V / (4·W) with W both ways and V the whole array; on a line twice that.
-    expected = quarters * taken * length / (4 * 2 * one_way(name))
+    expected = quarters * operand_bytes * length / (4 * 2 * one_way(name))
     hops = length // 2 if quarters == 1 else length - 1
-    seconds = network.collective_seconds("all-to-all", taken, [axis])
+    seconds = network.collective_seconds("all-to-all", operand_bytes, [axis])
     assert seconds == pytest.approx(expected + latency(name, hops))
 
 
 def test_a_permute_uses_one_link_in_one_direction() -> None:
-    taken = 64.0 * MIB
-    ring = taken / one_way("v6e") + latency("v6e", 1)
-    assert RING.collective_seconds("collective-permute", taken, ["X"]) == pytest.approx(ring)
+    operand_bytes = 64.0 * MIB
+    ring = operand_bytes / one_way("v6e") + latency("v6e", 1)
+    assert RING.collective_seconds("collective-permute", operand_bytes, ["X"]) == pytest.approx(
+        ring
+    )
     # From the last device of a line to the first, it passes all the others.
-    line = taken / one_way("v5e") + latency("v5e", 3)
-    assert LINE.collective_seconds("collective-permute", taken, ["Y"]) == pytest.approx(line)
+    line = operand_bytes / one_way("v5e") + latency("v5e", 3)
+    assert LINE.collective_seconds("collective-permute", operand_bytes, ["Y"]) == pytest.approx(
+        line
+    )
 
 
 def test_small_messages_take_the_latency() -> None:
@@ -273,29 +277,29 @@ def test_what_the_book_measured_on_an_axis_of_four(total: float, measured: float
 
 def test_between_slices_the_data_centre_network_carries_it() -> None:
     dcn = 1.25e10 * chip_constants("v6e").link_efficiency
-    taken = 256.0 * MIB
+    operand_bytes = 256.0 * MIB
     start = chip_constants("v6e").collective_seconds
-    assert SLICES.collective_seconds("all-gather", taken, ["data"]) == pytest.approx(
-        start + taken / dcn
+    assert SLICES.collective_seconds("all-gather", operand_bytes, ["data"]) == pytest.approx(
+        start + operand_bytes / dcn
     )
-    assert SLICES.collective_seconds("all-reduce", taken, ["data"]) == pytest.approx(
-        start + taken / dcn
+    assert SLICES.collective_seconds("all-reduce", operand_bytes, ["data"]) == pytest.approx(
+        start + operand_bytes / dcn
     )
-    assert SLICES.collective_seconds("collective-permute", taken, ["data"]) == pytest.approx(
-        start + taken / dcn
-    )
+    assert SLICES.collective_seconds(
+        "collective-permute", operand_bytes, ["data"]
+    ) == pytest.approx(start + operand_bytes / dcn)
     # Summed within the slice first, only a part goes between them.
-    inside = SLICES.collective_seconds("all-reduce", taken, ["X"])
-    both = SLICES.collective_seconds("all-reduce", taken, ["data", "X"])
-    assert both == pytest.approx(inside + taken / 16 / dcn)
-    assert both < inside + SLICES.collective_seconds("all-reduce", taken, ["data"])
+    inside = SLICES.collective_seconds("all-reduce", operand_bytes, ["X"])
+    both = SLICES.collective_seconds("all-reduce", operand_bytes, ["data", "X"])
+    assert both == pytest.approx(inside + operand_bytes / 16 / dcn)
+    assert both < inside + SLICES.collective_seconds("all-reduce", operand_bytes, ["data"])
 
 
 def test_gpus_talk_through_a_switch() -> None:
     network = map_mesh({"X": 8}, parse_machine("8xH200"))
     link = chip("H200").link_bandwidth * chip_constants("H200").link_efficiency
     start = chip_constants("H200").collective_seconds + chip_constants("H200").hop_seconds
-    taken = 64.0 * MIB
+    operand_bytes = 64.0 * MIB
     for kind, factor in (
         ("all-gather", 7.0),
         ("reduce-scatter", 7 / 8),
@@ -303,17 +307,17 @@ def test_gpus_talk_through_a_switch() -> None:
         ("all-reduce", 14 / 8),
         ("collective-permute", 1.0),
     ):
-        assert network.collective_seconds(kind, taken, ["X"]) == pytest.approx(
-            start + factor * taken / link
+        assert network.collective_seconds(kind, operand_bytes, ["X"]) == pytest.approx(
+            start + factor * operand_bytes / link
         )
 
 
 def test_the_cores_of_a_chip_are_nearer_than_its_neighbours() -> None:
     network = map_mesh({"X": 2, "Y": 4}, parse_machine("v2-8"))
-    taken = 64.0 * MIB
-    within = taken / one_way("v2") + latency("v2", 1)
-    assert network.collective_seconds("all-gather", taken, ["X"]) == pytest.approx(within)
-    assert network.collective_seconds("all-gather", taken / 2, ["Y"]) > within
+    operand_bytes = 64.0 * MIB
+    within = operand_bytes / one_way("v2") + latency("v2", 1)
+    assert network.collective_seconds("all-gather", operand_bytes, ["X"]) == pytest.approx(within)
+    assert network.collective_seconds("all-gather", operand_bytes / 2, ["Y"]) > within
 
 
 def test_an_axis_of_one_device_costs_nothing() -> None:
@@ -365,21 +369,25 @@ def test_more_bytes_take_longer(
     )
 
 
-@given(kind=st.sampled_from(KINDS), lengths=lengths, taken=sizes)
-def test_a_ring_is_never_slower_than_a_line(kind: str, lengths: list[int], taken: int) -> None:
+@given(kind=st.sampled_from(KINDS), lengths=lengths, operand_bytes=sizes)
+def test_a_ring_is_never_slower_than_a_line(
+    kind: str, lengths: list[int], operand_bytes: int
+) -> None:
     ring, line = joined(lengths, True), joined(lengths, False)
-    assert ring.collective_seconds(kind, taken, ["X"]) <= line.collective_seconds(
-        kind, taken, ["X"]
+    assert ring.collective_seconds(kind, operand_bytes, ["X"]) <= line.collective_seconds(
+        kind, operand_bytes, ["X"]
     )
 
 
-@given(kind=st.sampled_from(KINDS), taken=sizes, slices=st.sampled_from((2, 4, 8)))
-def test_the_data_centre_network_is_never_quicker(kind: str, taken: int, slices: int) -> None:
+@given(kind=st.sampled_from(KINDS), operand_bytes=sizes, slices=st.sampled_from((2, 4, 8)))
+def test_the_data_centre_network_is_never_quicker(
+    kind: str, operand_bytes: int, slices: int
+) -> None:
     inside = Network(parse_machine("v6e-256"), {"X": AxisLinks((TorusDimension(slices, True),))})
     across = Network(parse_machine("v6e-256"), {"X": AxisLinks((), slices)})
     start = chip_constants("v6e").collective_seconds
     hops = slices * chip_constants("v6e").hop_seconds
-    assert across.collective_seconds(kind, taken, ["X"]) + hops >= inside.collective_seconds(
-        kind, taken, ["X"]
-    )
-    assert across.collective_seconds(kind, taken, ["X"]) >= start
+    assert across.collective_seconds(
+        kind, operand_bytes, ["X"]
+    ) + hops >= inside.collective_seconds(kind, operand_bytes, ["X"])
+    assert across.collective_seconds(kind, operand_bytes, ["X"]) >= start

@@ -138,7 +138,7 @@ CARRIED = f"(s32[], {OUT}, {OUT})"
 
 def looped(trip_count: int | None, collective: str = "", beside: str = "") -> Timeline:
     """A loop whose every turn multiplies, after a permute if it has one."""
-    taken = "moved" if collective else "x"
+    operand = "moved" if collective else "x"
     line, condition, body = counted_loop(
         trip_count,
         f"""
@@ -149,7 +149,7 @@ def looped(trip_count: int | None, collective: str = "", beside: str = "") -> Ti
         %one = s32[] constant(1)
         %next = s32[] add(%i, %one)
         {collective or "%nothing = s32[] constant(0)"}
-        %y = {OUT} dot(%{taken}, %w), {DOT}
+        %y = {OUT} dot(%{operand}, %w), {DOT}
         ROOT %t = {CARRIED} tuple(%next, %y, %w)
         """,
         CARRIED,

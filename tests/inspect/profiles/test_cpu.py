@@ -63,34 +63,36 @@ def measured(traced: Path) -> Profile:
 
 
 def test_every_device_and_step_is_found(measured: Profile) -> None:
-    assert [each.name for each in measured.devices] == [f"CPU {n}" for n in range(8)]
+    assert [device.name for device in measured.devices] == [f"CPU {n}" for n in range(8)]
     assert (measured.steps, measured.steps_from) == (RUNS, "runs of jit_step")
     assert measured.module == "jit_step"
 
 
 def test_each_collective_has_its_kind_its_line_and_its_count(measured: Profile) -> None:
-    results = {(each.kind, Path(each.source).name): each.count for each in measured.communication}
+    results = {(row.kind, Path(row.source).name): row.count for row in measured.communication}
     assert results == {
         ("all-gather", line_of("the gather")): 1,
         ("collective-permute", line_of("the permute")): TRIPS,
         ("reduce-scatter", line_of("the scatter")): 1,
         ("all-reduce", line_of("the sum")): 1,
     }
-    assert all(each.exposed > 0 for each in measured.communication)
+    assert all(row.exposed > 0 for row in measured.communication)
 
 
 def test_the_time_of_a_device_adds_up(measured: Profile) -> None:
-    for each in measured.devices:
-        assert 0 < each.computing < each.busy <= each.span
-        assert each.computing + each.exposed == pytest.approx(each.busy)
+    for device in measured.devices:
+        assert 0 < device.computing < device.busy <= device.span
+        assert device.computing + device.exposed == pytest.approx(device.busy)
     # The loop is not among them: what it takes is its body's.
-    assert "while" not in {each.kind for each in measured.operations}
+    assert "while" not in {operation.kind for operation in measured.operations}
 
 
 def test_the_matmul_is_found_at_its_line(measured: Profile) -> None:
     number = int(line_of("the permute").partition(":")[2]) - 1
-    body = [each for each in measured.operations if each.source.endswith(f".py:{number}")]
-    assert sum(each.count for each in body) >= TRIPS
+    body = [
+        operation for operation in measured.operations if operation.source.endswith(f".py:{number}")
+    ]
+    assert sum(operation.count for operation in body) >= TRIPS
 
 
 def test_a_matmul_on_other_threads_hides_a_collective_until_its_end(tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_a_matmul_on_other_threads_hides_a_collective_until_its_end(tmp_path: Pa
     assert (summed.kind, summed.count) == ("all-reduce", 1)
     assert summed.hidden == pytest.approx(38e-6)
     assert summed.exposed == pytest.approx(10e-6)
-    assert {each.name: round(1e6 * each.seconds) for each in results.operations} == {
+    assert {row.name: round(1e6 * row.seconds) for row in results.operations} == {
         "dot.1": 40,
         "tanh.3": 10,
     }
@@ -124,7 +126,7 @@ def test_an_estimate_beside_it_shows_where_they_part(measured: Profile, tmp_path
     """The estimate forgets the permute, and is right about everything else."""
     report = measured.to_dict()
     report["communication"] = [
-        each for each in report["communication"] if each["kind"] != "collective-permute"
+        row for row in report["communication"] if row["kind"] != "collective-permute"
     ]
     (permute,) = [e for e in measured.communication if e.kind == "collective-permute"]
     report["seconds"] -= permute.exposed

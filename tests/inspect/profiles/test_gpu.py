@@ -56,7 +56,7 @@ def test_two_collectives_at_once_are_exposed_once(tmp_path: Path) -> None:
     reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     step_profile = profile(tmp_path, first=[kernel(NCCL, 0, 50)], second=[kernel(reduce, 20, 70)])
     assert step_profile.exposed == pytest.approx(70e-6)
-    assert [each.exposed for each in step_profile.communication] == [
+    assert [row.exposed for row in step_profile.communication] == [
         pytest.approx(50e-6),
         pytest.approx(20e-6),
     ]
@@ -128,7 +128,7 @@ def test_runs_are_counted_by_what_a_program_runs_once(tmp_path: Path) -> None:
     )
     assert (step_profile.steps, step_profile.steps_from) == (3, "runs of jit_by_number")
     kinds = {
-        each.kind: (each.count, each.source.rpartition("/")[2]) for each in step_profile.operations
+        row.kind: (row.count, row.source.rpartition("/")[2]) for row in step_profile.operations
     }
     here = Path(__file__)
     once = 1 + next(
@@ -168,5 +168,5 @@ def test_the_program_knows_better_than_a_name() -> None:
             (NCCL, "command_buffer_11"),
         ]
     ]
-    assert [each.kind for each in named] == ["fusion", "collective-permute", "fusion", "all-gather"]
-    assert [each.source for each in named] == ["a.py:1", "a.py:2", "a.py:3", "a.py:4"]
+    assert [row.kind for row in named] == ["fusion", "collective-permute", "fusion", "all-gather"]
+    assert [row.source for row in named] == ["a.py:1", "a.py:2", "a.py:3", "a.py:4"]

@@ -40,8 +40,8 @@ def test_a_cover_is_what_counting_says(
 ) -> None:
     covered = cover(first)
     assert covered.length == len(axis_ticks(first))
-    asked = made(other)
-    results = covered.overlap(asked.starts, asked.ends)
+    queried = made(other)
+    results = covered.overlap(queried.starts, queried.ends)
     assert results.tolist() == [len(axis_ticks(first) & axis_ticks([pair])) for pair in other]
 
 

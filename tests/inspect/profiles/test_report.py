@@ -30,7 +30,7 @@ from tests.inspect.profiles.traces import Ran, write
 def run(*arguments: object) -> Result:
     app = typer.Typer()
     app.command()(command)
-    return CliRunner().invoke(app, [str(each) for each in arguments])
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def sentence(*arguments: object) -> str:
@@ -42,7 +42,7 @@ def sentence(*arguments: object) -> str:
 
 
 def measured(**changed: Any) -> Profile:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "path": Path("trace"),
         "platform": "TPU",
         "module": "jit_step",
@@ -52,7 +52,7 @@ def measured(**changed: Any) -> Profile:
         "communication": (MeasuredCollective("all-gather", "/x/block.py:88", 32, 0.62, 0.0),),
         "operations": (MeasuredOperation("fusion.1", "dot", "/x/block.py:90", 32, 0.38, 1),),
     }
-    return Profile(**{**given, **changed})
+    return Profile(**{**fields, **changed})
 
 
 def test_the_wait_the_line_and_the_saving_stand_in_one_sentence() -> None:
@@ -88,9 +88,9 @@ def test_never_more_than_ten_sentences() -> None:
         MeasuredOperation("copy.1", "copy", "", 1, 0.3, 1),
         MeasuredOperation("dot.1", "dot", "", 1, 0.2, 1),
     )
-    given = measured(platform="CPU", devices=devices, communication=many, operations=operations)
+    profile = measured(platform="CPU", devices=devices, communication=many, operations=operations)
     estimate = EstimatedStep(0.1, 0.1, {}, {})
-    results = summarize(given, compare_profile(given, estimate))
+    results = summarize(profile, compare_profile(profile, estimate))
     assert len(results) == 10
     assert results[-4].startswith("measured 1 s a step where 100 ms were estimated, 10.00 times")
 
@@ -201,11 +201,11 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are(folder: Path) -
         ("no JSON", "is no JSON"),
         ("[1]", "it holds no object"),
         ('{"seconds": 1}', "'communication' is missing"),
-        ('{"seconds": 1, "communication": [3], "operations": []}', "no estimate of a step"),
+        ('{"seconds": 1, "communication": [3], "operations": []}', "not an estimate of a step"),
         ('{"communication": [], "operations": []}', "'seconds' is missing"),
         (
             '{"seconds": "soon", "compute_seconds": 1, "communication": [], "operations": []}',
-            "no estimate of a step",
+            "not an estimate of a step",
         ),
     ],
 )

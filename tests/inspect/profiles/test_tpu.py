@@ -71,14 +71,14 @@ def test_the_line_of_asynchronous_operations_tells_the_span_too(tmp_path: Path) 
 def test_a_loop_and_its_body_count_once(tmp_path: Path) -> None:
     ops = [Ran(WHILE, 0, 100), Ran(DOT, 0, 30), Ran(REDUCE, 30, 50), Ran(DOT, 50, 80)]
     step_profile = profile(tmp_path, tpu(XLA_Ops=[*ops, Ran(ADD, 100, 110)]))
-    names = {each.name: each for each in step_profile.operations}
+    names = {operation.name: operation for operation in step_profile.operations}
     assert names["fusion.1"].seconds == pytest.approx(60e-6)
     assert names["fusion.1"].count == 2
     assert "while.4" not in names
     assert step_profile.exposed == pytest.approx(20e-6)
     assert step_profile.idle == pytest.approx(20e-6)
     total = (
-        sum(each.seconds for each in step_profile.operations)
+        sum(operation.seconds for operation in step_profile.operations)
         + step_profile.exposed
         + step_profile.idle
     )
@@ -125,8 +125,8 @@ def test_two_devices_are_reported_apart_and_averaged(tmp_path: Path) -> None:
     slow = tpu(0, XLA_Ops=[Ran(DOT, 0, 90), Ran(REDUCE, 90, 100)])
     fast = tpu(1, XLA_Ops=[Ran(DOT, 0, 50), Ran(REDUCE, 50, 100)])
     step_profile = profile(tmp_path, slow, fast)
-    assert [each.name for each in step_profile.devices] == ["TPU 0", "TPU 1"]
-    assert [each.exposed for each in step_profile.devices] == [
+    assert [device.name for device in step_profile.devices] == ["TPU 0", "TPU 1"]
+    assert [device.exposed for device in step_profile.devices] == [
         pytest.approx(10e-6),
         pytest.approx(50e-6),
     ]
@@ -140,14 +140,17 @@ def test_the_hosts_of_a_run_are_read_together(tmp_path: Path) -> None:
     for host in ("w-0", "w-1"):
         write(tmp_path, tpu(XLA_Ops=[Ran(DOT, 0, 90)]), host=host)
     step_profile = read_profile(tmp_path)
-    assert [each.name for each in step_profile.devices] == ["w-0 TPU 0", "w-1 TPU 0"]
+    assert [device.name for device in step_profile.devices] == ["w-0 TPU 0", "w-1 TPU 0"]
     assert step_profile.operations[0].count == 1
 
 
 def test_waiting_for_a_copy_is_no_communication(tmp_path: Path) -> None:
     step_profile = profile(tmp_path, tpu(XLA_Ops=[Ran(COPY, 0, 30), Ran(DOT, 30, 90)]))
     assert not step_profile.communication
-    assert {each.kind for each in step_profile.operations} == {"convolution fusion", "copy-done"}
+    assert {operation.kind for operation in step_profile.operations} == {
+        "convolution fusion",
+        "copy-done",
+    }
 
 
 def test_other_lines_and_planes_are_not_counted(tmp_path: Path) -> None:

@@ -51,28 +51,28 @@ def _plane(number: int, plane: Plane) -> str:
             table[name] = next(fresh)
         return table[name]
 
-    def stats(given: Stats) -> str:
+    def stats(values: Stats) -> str:
         return " ".join(
             f"stats {{ metadata_id: {key(keys, name)} {_value(value)} }}"
-            for name, value in given.items()
+            for name, value in values.items()
         )
 
     lines = []
     for index, (name, events) in enumerate(plane.lines.items()):
         ran = "\n".join(
-            f"events {{ metadata_id: {key(names, each.name)} offset_ps: {each.start * 1e6:.0f} "
-            f"duration_ps: {(each.end - each.start) * 1e6:.0f} {stats(each.stats)} }}"
-            for each in events
+            f"events {{ metadata_id: {key(names, event.name)} offset_ps: {event.start * 1e6:.0f} "
+            f"duration_ps: {(event.end - event.start) * 1e6:.0f} {stats(event.stats)} }}"
+            for event in events
         )
         lines.append(f"lines {{ id: {index} name: {quoted(name)} timestamp_ns: 1000\n{ran} }}")
     metadata = "\n".join(
-        f"event_metadata {{ key: {each} value {{ id: {each} name: {quoted(name)} "
+        f"event_metadata {{ key: {identifier} value {{ id: {identifier} name: {quoted(name)} "
         f"{stats(plane.facts.get(name, {}))} }} }}"
-        for name, each in [(name, key(names, name)) for name in {**names, **plane.facts}]
+        for name, identifier in [(name, key(names, name)) for name in {**names, **plane.facts}]
     )
     known = "\n".join(
-        f"stat_metadata {{ key: {each} value {{ id: {each} name: {quoted(name)} }} }}"
-        for name, each in keys.items()
+        f"stat_metadata {{ key: {identifier} value {{ id: {identifier} name: {quoted(name)} }} }}"
+        for name, identifier in keys.items()
     )
     body = "\n".join([*lines, metadata, known])
     return f"planes {{ id: {number} name: {quoted(plane.name)}\n{body} }}"

@@ -160,7 +160,7 @@ def test_a_pause_of_the_loop_is_logged_once(
         with caplog.at_level(logging.INFO):
             harness.machine_sleeps(HOUR)
             await asyncio.sleep(600)
-        told = [r for r in caplog.records if "this server did not run" in r.getMessage()]
-        assert len(told) == 1
+        warnings = [r for r in caplog.records if "this server did not run" in r.getMessage()]
+        assert len(warnings) == 1
 
     run_scenario(tmp_path, scenario)

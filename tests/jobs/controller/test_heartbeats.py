@@ -58,188 +58,201 @@ class Listening:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Listening]:
+def listening(tmp_path: Path) -> Iterator[Listening]:
     made = Listening(tmp_path)
     made.begin(1)
     yield made
     made.store.close()
 
 
-def test_metrics_that_a_later_report_leaves_out_stay(told: Listening) -> None:
-    told.tell(1, {"step": 299, "loss": 0.1, "rate": 9800.0, "mfu": 0.4, "checkpoint": 290})
-    told.tell(1, {"step": 300, "loss": 0.09, "mfu": None, "result": "97.1 %"})
-    assert told.heartbeats.progress(told.job.id) == {
+def test_metrics_that_a_later_report_leaves_out_stay(listening: Listening) -> None:
+    listening.tell(1, {"step": 299, "loss": 0.1, "rate": 9800.0, "mfu": 0.4, "checkpoint": 290})
+    listening.tell(1, {"step": 300, "loss": 0.09, "mfu": None, "result": "97.1 %"})
+    assert listening.heartbeats.progress(listening.job.id) == {
         "step": 300, "loss": 0.09, "rate": 9800.0, "mfu": None, "checkpoint": 290,
         "result": "97.1 %",
     }  # fmt: skip
 
 
 def test_another_attempt_begins_afresh_but_until_it_tells_the_last_one_stands(
-    told: Listening,
+    listening: Listening,
 ) -> None:
-    told.tell(1, {"step": 151, "result": "half"})
-    told.end(1)
-    told.begin(2)
-    told.tell(2, None)
-    assert told.heartbeats.progress(told.job.id) == {"step": 151, "result": "half"}
-    told.tell(2, {"step": 150})
-    assert told.heartbeats.progress(told.job.id) == {"step": 150}
+    listening.tell(1, {"step": 151, "result": "half"})
+    listening.end(1)
+    listening.begin(2)
+    listening.tell(2, None)
+    assert listening.heartbeats.progress(listening.job.id) == {"step": 151, "result": "half"}
+    listening.tell(2, {"step": 150})
+    assert listening.heartbeats.progress(listening.job.id) == {"step": 150}
 
 
-def test_any_reported_value_can_be_saved_and_sent(told: Listening) -> None:
+def test_any_reported_value_can_be_saved_and_sent(listening: Listening) -> None:
     odd = {"step": 3, "loss": math.nan, "rate": math.inf, "list": [math.nan], "long": "x" * 10**6}
-    told.tell(1, odd | {f"metric {n}": n for n in range(1000)})
-    progress = told.heartbeats.progress(told.job.id)
+    listening.tell(1, odd | {f"metric {n}": n for n in range(1000)})
+    progress = listening.heartbeats.progress(listening.job.id)
     assert progress is not None
     assert (progress["loss"], progress["rate"], progress["list"]) == ("nan", "inf", "[nan]")
     assert len(json.dumps(progress, allow_nan=False)) < 10_000
 
 
 def test_the_history_tells_the_attempts_apart_and_leaves_out_what_is_no_number(
-    told: Listening,
+    listening: Listening,
 ) -> None:
     for attempt, steps in ((1, (149, 150, 151)), (2, (151, 152))):
-        told.begin(attempt)
+        listening.begin(attempt)
         for step in steps:
-            told.now += 60
-            told.tell(attempt, {"step": step, "loss": "nan" if step == 150 else 0.5, "item": "x"})
-            told.tell(attempt, {"step": step, "loss": 7.0})
-        told.end(attempt)
-    assert told.steps() == [(1, 149), (1, 150), (1, 151), (2, 151), (2, 152)]
-    losses = [point.metrics for point in told.heartbeats.history(told.job.id)]
+            listening.now += 60
+            listening.tell(
+                attempt, {"step": step, "loss": "nan" if step == 150 else 0.5, "item": "x"}
+            )
+            listening.tell(attempt, {"step": step, "loss": 7.0})
+        listening.end(attempt)
+    assert listening.steps() == [(1, 149), (1, 150), (1, 151), (2, 151), (2, 152)]
+    losses = [point.metrics for point in listening.heartbeats.history(listening.job.id)]
     assert losses == [{"loss": 0.5}, {}, {"loss": 0.5}, {"loss": 0.5}, {"loss": 0.5}]
 
 
-def test_a_month_of_heartbeats_stays_small_and_even(told: Listening) -> None:
-    chance, begin, step, attempt = random.Random(1), told.now, 0, 1
-    while told.now - begin < 30 * 24 * HOUR:
+def test_a_month_of_heartbeats_stays_small_and_even(listening: Listening) -> None:
+    chance, begin, step, attempt = random.Random(1), listening.now, 0, 1
+    while listening.now - begin < 30 * 24 * HOUR:
         # Ten a second at first; later ever fewer, since the next point is far away by then.
-        pause = max(0.1, (told.now - begin) / 600)
-        told.now += pause * chance.uniform(0.5, 1.0)
+        pause = max(0.1, (listening.now - begin) / 600)
+        listening.now += pause * chance.uniform(0.5, 1.0)
         step += 1
         if chance.random() < 0.01:
-            told.end(attempt)
+            listening.end(attempt)
             attempt += 1
-            told.begin(attempt)
-        told.tell(attempt, {"step": step, "loss": chance.random()})
-    points = told.heartbeats.history(told.job.id)
+            listening.begin(attempt)
+        listening.tell(attempt, {"step": step, "loss": chance.random()})
+    points = listening.heartbeats.history(listening.job.id)
     assert 1000 < len(points) < 4000
     widest = max(after.time - before.time for before, after in pairwise(points))
-    assert widest < 0.02 * (told.now - begin)
+    assert widest < 0.02 * (listening.now - begin)
     assert points[-1].step == step
 
 
-def test_a_killed_server_loses_only_seconds_of_metrics(told: Listening) -> None:
+def test_a_killed_server_loses_only_seconds_of_metrics(listening: Listening) -> None:
     for step in range(1, 101):
-        told.now += WRITE_SECONDS / 10
-        told.tell(1, {"step": step, "resumed": 0})
-        told.heartbeats.save()
-    told.start()
-    assert told.heartbeats.steps(told.job.id, 1) is None, "nobody has listened yet"
-    told.tell(1, {"step": 100, "resumed": 0})
-    course = told.heartbeats.steps(told.job.id, 1)
+        listening.now += WRITE_SECONDS / 10
+        listening.tell(1, {"step": step, "resumed": 0})
+        listening.heartbeats.save()
+    listening.start()
+    assert listening.heartbeats.steps(listening.job.id, 1) is None, "nobody has listened yet"
+    listening.tell(1, {"step": 100, "resumed": 0})
+    course = listening.heartbeats.steps(listening.job.id, 1)
     assert course is not None
     assert (course.step, course.resumed) == (100, 0)
-    steps = [step for _, step in told.steps()]
+    steps = [step for _, step in listening.steps()]
     assert steps == sorted(set(steps)), "none twice"
     assert len(steps) >= 90
 
 
 def test_a_step_that_did_not_move_while_the_server_was_away_is_as_old_as_it_is(
-    told: Listening,
+    listening: Listening,
 ) -> None:
-    told.tell(1, {"step": 151})
-    began = told.now
-    told.heartbeats.save(everything=True)
-    told.now += HOUR
-    told.start()
-    told.tell(1, {"step": 151})
-    course = told.heartbeats.steps(told.job.id, 1)
+    listening.tell(1, {"step": 151})
+    began = listening.now
+    listening.heartbeats.save(everything=True)
+    listening.now += HOUR
+    listening.start()
+    listening.tell(1, {"step": 151})
+    course = listening.heartbeats.steps(listening.job.id, 1)
     assert course is not None
     assert course.stepped_at == began
 
 
-def test_heartbeats_are_buffered(told: Listening) -> None:
+def test_heartbeats_are_buffered(listening: Listening) -> None:
     writes = 0
-    put = told.store.metrics.save
+    put = listening.store.metrics.save
 
-    def counted(*given: object) -> None:
+    def counted(*arguments: object) -> None:
         nonlocal writes
         writes += 1
-        put(*given)  # type: ignore[arg-type]
+        put(*arguments)  # type: ignore[arg-type]
 
-    told.store.metrics.save = counted  # type: ignore[method-assign,assignment]
+    listening.store.metrics.save = counted  # type: ignore[method-assign,assignment]
     for step in range(600):
-        told.now += 0.1
-        told.tell(1, {"step": step})
-        told.heartbeats.save()
+        listening.now += 0.1
+        listening.tell(1, {"step": step})
+        listening.heartbeats.save()
     assert writes <= 60 / WRITE_SECONDS + 1
 
 
 def test_where_host_1_tells_first_host_0_follows_and_nothing_goes_backwards(
-    told: Listening,
+    listening: Listening,
 ) -> None:
-    told.tell(1, None, {"step": 154})
+    listening.tell(1, None, {"step": 154})
     for step in (152, 153, 154, 155):
-        told.now += 10
-        told.tell(1, {"step": step}, {"step": step + 3})
-    assert told.steps() == [(1, 154), (1, 155)]
+        listening.now += 10
+        listening.tell(1, {"step": step}, {"step": step + 3})
+    assert listening.steps() == [(1, 154), (1, 155)]
 
 
-def test_steps_come_from_the_log_without_a_heartbeat(told: Listening) -> None:
-    told.pattern = r"step (?P<step>\d+) loss (?P<loss>\S+)"
-    log = told.home / "logs" / told.job.id / "1" / "host-0.log"
+def test_steps_come_from_the_log_without_a_heartbeat(listening: Listening) -> None:
+    listening.pattern = r"step (?P<step>\d+) loss (?P<loss>\S+)"
+    log = listening.home / "logs" / listening.job.id / "1" / "host-0.log"
     log.parent.mkdir(parents=True)
     log.write_text("step 1 loss 2.5\nstep 2 loss 2.25\n")
-    told.tell(1, None)
-    assert told.heartbeats.progress(told.job.id) == {"step": 2, "loss": 2.25}
-    course = told.heartbeats.steps(told.job.id, 1)
+    listening.tell(1, None)
+    assert listening.heartbeats.progress(listening.job.id) == {"step": 2, "loss": 2.25}
+    course = listening.heartbeats.steps(listening.job.id, 1)
     assert course is not None
     assert course.moving
-    told.heartbeats.save(everything=True)
-    told.now += HOUR
-    told.start()
-    told.tell(1, None)
-    assert told.heartbeats.steps(told.job.id, 1) == course, "what the next server reads is no news"
+    listening.heartbeats.save(everything=True)
+    listening.now += HOUR
+    listening.start()
+    listening.tell(1, None)
+    assert listening.heartbeats.steps(listening.job.id, 1) == course, (
+        "what the next server reads is no news"
+    )
     with log.open("a") as more:
         more.write("step 3 loss 2.0\nstep 4 loss 1.9\n")
-    told.now += HOUR
-    told.tell(1, None)
-    assert [step for _, step in told.steps()] == [1, 2, 3, 4]
+    listening.now += HOUR
+    listening.tell(1, None)
+    assert [step for _, step in listening.steps()] == [1, 2, 3, 4]
 
 
-def test_a_job_that_is_cleaned_is_forgotten(told: Listening) -> None:
-    told.tell(1, {"step": 1})
-    told.store.remove(told.job.id)
-    told.heartbeats.forget(told.job.id)
-    assert told.heartbeats.progress(told.job.id) is None
+def test_a_job_that_is_cleaned_is_forgotten(listening: Listening) -> None:
+    listening.tell(1, {"step": 1})
+    listening.store.remove(listening.job.id)
+    listening.heartbeats.forget(listening.job.id)
+    assert listening.heartbeats.progress(listening.job.id) is None
 
 
-def test_the_number_of_metric_names_is_bounded_and_the_user_is_told_once(told: Listening) -> None:
+def test_the_number_of_metric_names_is_bounded_and_the_user_is_told_once(
+    listening: Listening,
+) -> None:
     for step in range(300):
-        told.now += 1
+        listening.now += 1
         others = {f"metric-{step}-{n}": float(n) for n in range(60)}
-        told.tell(1, {**others, "text": "x" * 5000, "n" * 300: 1.0, "step": step, "loss": 0.5})
-    progress = told.heartbeats.progress(told.job.id)
+        listening.tell(1, {**others, "text": "x" * 5000, "n" * 300: 1.0, "step": step, "loss": 0.5})
+    progress = listening.heartbeats.progress(listening.job.id)
     assert progress is not None
     assert (progress["step"], progress["loss"]) == (299, 0.5), "the usual names are kept"
     assert len(json.dumps(progress)) < 20_000
-    assert len({name for p in told.heartbeats.history(told.job.id) for name in p.metrics}) < 80
-    told.heartbeats.end(told.job.id, 1)
-    told.start()
-    told.begin(2)
-    told.tell(2, {f"more-{n}": 1.0 for n in range(1000)})
-    texts = [event["text"] for event in told.store.events(told.job.id)]
-    assert [text for text in texts if "metrics" in text] == [told.heartbeats.warnings[told.job.id]]
-    assert (told.home / "jobs.db").stat().st_size < 2_000_000
+    assert (
+        len({name for p in listening.heartbeats.history(listening.job.id) for name in p.metrics})
+        < 80
+    )
+    listening.heartbeats.end(listening.job.id, 1)
+    listening.start()
+    listening.begin(2)
+    listening.tell(2, {f"more-{n}": 1.0 for n in range(1000)})
+    texts = [event["text"] for event in listening.store.events(listening.job.id)]
+    assert [text for text in texts if "metrics" in text] == [
+        listening.heartbeats.warnings[listening.job.id]
+    ]
+    assert (listening.home / "jobs.db").stat().st_size < 2_000_000
 
 
-def test_values_that_are_not_numbers_are_short_texts(told: Listening) -> None:
+def test_values_that_are_not_numbers_are_short_texts(listening: Listening) -> None:
     nested: object = 1
     for _ in range(800):
         nested = [nested]
-    told.tell(1, {"step": 1, "nested": nested, "list": list(range(10_000)), "result": "r" * 1500})
-    progress = told.heartbeats.progress(told.job.id)
+    listening.tell(
+        1, {"step": 1, "nested": nested, "list": list(range(10_000)), "result": "r" * 1500}
+    )
+    progress = listening.heartbeats.progress(listening.job.id)
     assert progress is not None
     assert len(progress["list"]) <= 200
     assert len(progress["nested"]) <= 200

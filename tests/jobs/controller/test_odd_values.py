@@ -85,8 +85,8 @@ def test_endless_digits_from_a_host_become_text() -> None:
 
 def test_endless_digits_in_a_log_are_no_number(tmp_path: Path) -> None:
     (tmp_path / "host-0.log").write_text(f"step 7\nstep {'9' * 480}\n")
-    told = LogReader(tmp_path, r"step (?P<step>\S+)").read_new()
-    assert [type(one["step"]) for one in told] == [int, str]
+    reports = LogReader(tmp_path, r"step (?P<step>\S+)").read_new()
+    assert [type(one["step"]) for one in reports] == [int, str]
 
 
 def test_a_number_that_no_job_can_have_is_one_sentence(tmp_path: Path) -> None:

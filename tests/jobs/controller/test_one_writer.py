@@ -84,6 +84,29 @@ def test_fencing_numbers_grow_in_an_older_copy_of_the_database_too(tmp_path: Pat
     run_scenario(tmp_path, scenario)
 
 
+def test_a_home_from_a_backup_gives_no_job_the_checkpoints_of_a_forgotten_one(
+    tmp_path: Path,
+) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.buckets["lab"] = "US-CENTRAL2"
+        job = await harness.create(checkpoint=CHECKPOINT)
+        await harness.reaches(job, "RUNNING")
+        folder = harness.show(job)["checkpoint"]
+        await harness.service.verb(job, "delete", {})
+        await harness.reaches(job, "CANCELLED")
+        # The backup is older than the job.
+        harness.service.store._db.executescript(
+            "DELETE FROM jobs; DELETE FROM sqlite_sequence; DELETE FROM slices"
+        )
+        (harness._home / "owners.json").unlink()
+        await harness.restart()
+        again = await harness.create(checkpoint=CHECKPOINT)
+        assert again == job
+        assert harness.show(again)["checkpoint"] != folder
+
+    run_scenario(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("last", [0, 5])
 def test_every_fencing_number_is_greater_than_all_before(tmp_path: Path, last: int) -> None:
     store = Store(tmp_path / "jobs.db")

@@ -23,16 +23,16 @@ def lose_database(home: Path) -> None:
 
 def first_life(home: Path, jobs: int = 1) -> Cloud:
     """Jobs that run; what the cloud holds at the end."""
-    held: list[Cloud] = []
+    snapshots: list[Cloud] = []
 
     async def scenario(harness: ServerHarness) -> None:
         for _ in range(jobs):
             job = await harness.create()
             await harness.reaches(job, "RUNNING")
-        held.append((dict(harness.cloud.requested), dict(harness.cloud.held)))
+        snapshots.append((dict(harness.cloud.requested), dict(harness.cloud.held)))
 
     run_scenario(home, scenario)
-    return held[0]
+    return snapshots[0]
 
 
 def second_life(home: Path, cloud: Cloud, scenario: Any) -> None:
@@ -54,8 +54,8 @@ def test_slices_of_a_lost_database_are_found_and_left_alone_until_the_user_says(
     async def scenario(harness: ServerHarness) -> None:
         await asyncio.sleep(1000)
         assert name in harness.cloud.held, "nothing is released unasked"
-        (found,) = (await harness.service.orphans.find())["strays"]
-        assert (found["name"], found["zone"], found["job"]) == (name, ZONE, "000001")
+        (orphan,) = (await harness.service.orphans.find())["strays"]
+        assert (orphan["name"], orphan["zone"], orphan["job"]) == (name, ZONE, "000001")
         assert [one["name"] for one in harness.service.status()["strays"]] == [name]
         answer = await harness.service.orphans.apply("release", [], "lab")
         assert answer["text"] == [f"{name} in {ZONE} is being released"]
@@ -89,8 +89,8 @@ def test_an_adopted_orphan_belongs_to_a_job_and_runs_its_file(tmp_path: Path) ->
     lose_database(tmp_path)
 
     async def scenario(harness: ServerHarness) -> None:
-        (told,) = (await harness.service.orphans.apply("adopt", [name], "lab"))["text"]
-        assert "drumline resume 000002 --file FILE" in told
+        (text,) = (await harness.service.orphans.apply("adopt", [name], "lab"))["text"]
+        assert "drumline resume 000002 --file FILE" in text
         (row,) = harness.service.overview()
         assert (row["status"], row["zone"], row["chips_held"]) == ("CANCELLED", ZONE, 8)
         assert harness.service.status()["strays"] == []
@@ -167,9 +167,9 @@ def test_zones_that_could_not_be_polled_are_listed(tmp_path: Path) -> None:
 
     async def scenario(harness: ServerHarness) -> None:
         harness.cloud.error = UNAVAILABLE
-        found = await harness.service.orphans.find()
-        assert found["strays"] == []
-        assert ZONE in found["not_seen"], "the zone is known though the database is new"
+        listing = await harness.service.orphans.find()
+        assert listing["strays"] == []
+        assert ZONE in listing["not_seen"], "the zone is known though the database is new"
 
     second_life(tmp_path, cloud, scenario)
 

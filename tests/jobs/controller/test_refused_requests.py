@@ -199,10 +199,10 @@ def test_a_refused_release_backs_off_and_is_shown(tmp_path: Path) -> None:
         began = harness.clock()
         await asyncio.sleep(HOUR)
         assert harness.cloud.count("release", since=began) < 25
-        assert "may not use" in harness.show(job)["reason"]
+        assert "tpu.nodes.delete is missing" in harness.show(job)["reason"]
         harness.cloud.no_release = None
         await harness.until(lambda: not harness.cloud.held, within=400)
-        await harness.until(lambda: "may not" not in harness.show(job)["reason"])
+        await harness.until(lambda: "is missing" not in harness.show(job)["reason"])
 
     run_scenario(tmp_path, scenario)
 

@@ -30,8 +30,8 @@ def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_thi
         third = await harness.create()
         await harness.until(lambda: "refused" in [e["kind"] for e in harness.show(third)["events"]])
         assert harness.show(third)["attempts_made"] == 1
-        (said,) = {e["text"] for e in harness.show(third)["events"] if e["kind"] == "refused"}
-        assert said.startswith("host 0, machine-0 is excluded: open(/dev/vfio/0)")
+        (reason,) = {e["text"] for e in harness.show(third)["events"] if e["kind"] == "refused"}
+        assert reason.startswith("host 0, machine-0 is excluded: open(/dev/vfio/0)")
         for job in (first, second, third):
             harness.service.host_history.apply("forgive", {"identity": "machine-0"})
             await harness.reaches(job, "RUNNING")
@@ -111,11 +111,14 @@ def test_an_unhealthy_host_gets_evidence_once(tmp_path: Path) -> None:
         google.says = {"i-1": "BAD_TPU_CHIP", "i-99": "BAD_TPU_CHIP"}
         for _ in range(3):
             await hearing.query()
-        found = hosts(harness)
-        assert (found["machine-0"]["state"], found["machine-1"]["state"]) == ("good", "excluded")
-        (said,) = found["machine-1"]["evidence"]
-        assert (said["proof"], said["job"]) == ("witness", job)
-        assert said["text"] == "the cloud calls it unhealthy: BAD_TPU_CHIP"
+        host_list = hosts(harness)
+        assert (host_list["machine-0"]["state"], host_list["machine-1"]["state"]) == (
+            "good",
+            "excluded",
+        )
+        (evidence,) = host_list["machine-1"]["evidence"]
+        assert (evidence["proof"], evidence["job"]) == ("witness", job)
+        assert evidence["text"] == "the cloud calls it unhealthy: BAD_TPU_CHIP"
         assert harness.status(job) == "RUNNING"
 
     run_scenario(tmp_path, scenario)

@@ -97,10 +97,10 @@ def test_a_new_waiting_reason_is_not_saved_for_each_job(tmp_path: Path) -> None:
         writes = 0
         save = harness.supervisor.store.save
 
-        def counted(*given: Any) -> None:
+        def counted(*arguments: Any) -> None:
             nonlocal writes
             writes += 1
-            save(*given)
+            save(*arguments)
 
         harness.supervisor.store.save = counted  # type: ignore[method-assign,assignment]
         await asyncio.sleep(600)

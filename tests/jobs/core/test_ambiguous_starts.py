@@ -76,9 +76,9 @@ def test_after_the_verdict_each_further_start_on_the_slice_counts() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, allowance=Allowance(failures=2))
     start_fails(start_fails(scenario, TEXTS[0]), TEXTS[0])
-    asked = scenario.job.asks
+    request_number = scenario.job.asks
     start_fails(scenario, TEXTS[0])
-    assert (scenario.job.failures, scenario.job.asks) == (2, asked)
+    assert (scenario.job.failures, scenario.job.asks) == (2, request_number)
     start_fails(scenario, TEXTS[0])
     assert scenario.status() is Status.FAILED
 

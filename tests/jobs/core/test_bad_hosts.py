@@ -109,9 +109,9 @@ def test_a_segmentation_fault_indicates_a_bad_host_only_at_the_start() -> None:
 def test_fault_reports_are_found_and_one_that_names_a_host_comes_first(
     host: int | None, chip: int | None
 ) -> None:
-    said = FaultReport("a checksum", host, chip)
-    log = f"step 1\ntrain.py:3  HardwareFault: {said.sentence}\nbye"
-    assert find_fault_report(log) == said
+    report = FaultReport("a checksum", host, chip)
+    log = f"step 1\ntrain.py:3  HardwareFault: {report.sentence}\nbye"
+    assert find_fault_report(log) == report
     named = FaultReport("another", 0, 2)
-    assert find_fault_report(f"{log}\n{named.sentence}") == (said if host is not None else named)
+    assert find_fault_report(f"{log}\n{named.sentence}") == (report if host is not None else named)
     assert find_fault_report("step 1\nbye") is None

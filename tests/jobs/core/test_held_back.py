@@ -94,7 +94,7 @@ def test_a_slice_is_held_back_until_the_program_runs_elsewhere() -> None:
     scenario.job = replace(scenario.job, parking=1)
     burnt(scenario.runs())
     assert scenario.did(EffectKind.RELEASE) == []
-    assert [each.name for each in scenario.job.parked] == ["dl-me-000001-1"]
+    assert [placement.name for placement in scenario.job.parked] == ["dl-me-000001-1"]
     burnt(scenario.slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running"))
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-2"], "there is room for one"
     scenario.slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running")
@@ -205,17 +205,17 @@ def test_held_back_slices_are_released_when_the_queue_does_not_move() -> None:
 
 def test_requests_back_off_when_every_machine_is_excluded() -> None:
     scenario = Scenario()
-    asked: list[float] = []
+    request_times: list[float] = []
     for _ in range(8):
         while scenario.job.turned_down and scenario.job.placement is None:
             assert scenario.status() is Status.WAITING
             assert "m-1 is excluded: it lies" in scenario.job.reason
             scenario.old_program_may_run = scenario.now + 1 < scenario.job.not_before
             scenario.passes(1)
-        asked.append(scenario.now)
+        request_times.append(scenario.now)
         scenario.slice_is_there()
         scenario.host(1, HostPhase.PREPARING, refused="m-1 is excluded: it lies").settle()
-    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    pauses = [later - earlier for earlier, later in pairwise(request_times)]
     assert pauses == sorted(pauses)
     assert 120 <= pauses[-1] <= 130, pauses
     assert "(8 in a row)" in scenario.job.reason
@@ -244,8 +244,8 @@ def test_the_reported_host_is_a_rank_of_the_program() -> None:
     scenario = Scenario().slice_is_there()
     scenario.host(0, HostPhase.EXITED, exit_code=0, rank=None).host(1, HostPhase.RUNNING, rank=0)
     scenario.settle()
-    said = "drumline: chip 3 of host 0 computes wrong: x"
-    scenario.host(1, HostPhase.EXITED, rank=0, exit_code=86, error_at=1.0, error=said)
+    fault_text = "drumline: chip 3 of host 0 computes wrong: x"
+    scenario.host(1, HostPhase.EXITED, rank=0, exit_code=86, error_at=1.0, error=fault_text)
     scenario.passes(TIMEOUTS.settle + 1).look("ACTIVE", "READY")
     assert scenario.job.cause is not None
     assert (scenario.job.cause.host, scenario.job.cause.proof) == (1, EvidenceKind.BURN_IN)

@@ -105,8 +105,8 @@ def test_many_bad_hosts_at_once_are_an_event_and_held_against_nobody_more() -> N
         )
     states = [known.state(NOW) for known in hosts]
     assert states == [EXCLUDED] * 2 + [SUSPECT] * 3 + [GOOD] * 3
-    told = host_history.mass_failure_message(hosts, NOW)
-    assert "5 of 8 hosts went bad within a day, in us-central2-b" in told
+    message = host_history.mass_failure_message(hosts, NOW)
+    assert "5 of 8 hosts went bad within a day, in us-central2-b" in message
     assert host_history.mass_failure_message(hosts, NOW + 2 * SUSPICION_SECONDS) == ""
 
 

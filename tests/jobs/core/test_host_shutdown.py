@@ -40,7 +40,7 @@ def test_no_program_starts_on_a_host_that_shuts_down() -> None:
     scenario.settle().passes(1)
     assert scenario.outcomes == [Outcome.PREEMPTED], "though the cloud still says READY"
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
-    assert any("host 0 is going down: preempted" in told for told in scenario.event_texts)
+    assert any("host 0 is going down: preempted" in text for text in scenario.event_texts)
 
 
 def test_one_host_that_goes_down_takes_its_siblings_errors_with_it() -> None:

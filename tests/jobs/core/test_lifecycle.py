@@ -117,13 +117,13 @@ def test_several_slices_are_one_placement_that_is_held_and_lost_together() -> No
     scenario = Scenario()
     scenario.job = replace(scenario.job, slices=2)
     scenario.settle()
-    wanted = scenario.job.placement
-    assert wanted is not None
-    assert (wanted.slices, wanted.hosts, wanted.chips) == (2, 4, 16)
+    placement = scenario.job.placement
+    assert placement is not None
+    assert (placement.slices, placement.hosts, placement.chips) == (2, 4, 16)
     scenario.cloud_takes_the_request()
     ends = tuple(Endpoint(f"10.0.0.{n}", f"34.0.0.{n}") for n in range(2))
     scenario.listed = ListedPlacement(
-        wanted.name, wanted.zone, PlacementState.BOOTING, "v4-16", {}, "CREATING",
+        placement.name, placement.zone, PlacementState.BOOTING, "v4-16", {}, "CREATING",
         (ListedSlice("a", ends), ListedSlice("b")),
     )  # fmt: skip
     scenario.passes(1)
@@ -133,11 +133,11 @@ def test_several_slices_are_one_placement_that_is_held_and_lost_together() -> No
         scenario.listed, state=PlacementState.READY, cloud_state="READY", slices=slices
     )
     scenario.passes(1)
-    assert set(scenario.did(EffectKind.RUN)) == {wanted.name}
+    assert set(scenario.did(EffectKind.RUN)) == {placement.name}
     lost = replace(scenario.listed, state=PlacementState.LOST, lost_reason="node PREEMPTED")
     scenario.listed = lost
     scenario.passes(1)
-    assert scenario.did(EffectKind.RELEASE) == [wanted.name]
+    assert scenario.did(EffectKind.RELEASE) == [placement.name]
     assert scenario.outcomes == [Outcome.PREEMPTED]
 
 
@@ -379,11 +379,11 @@ def test_whatever_happens_every_slice_but_the_one_held_is_released(steps: list[s
                 scenario.settle()
             case _:
                 continue
-    asked = set(scenario.did(EffectKind.REQUEST))
+    requested = set(scenario.did(EffectKind.REQUEST))
     released = set(scenario.did(EffectKind.RELEASE))
-    held = {scenario.job.placement.name} if scenario.job.placement else set()
-    assert asked - released == held
-    assert held.isdisjoint(released)
+    held_names = {scenario.job.placement.name} if scenario.job.placement else set()
+    assert requested - released == held_names
+    assert held_names.isdisjoint(released)
 
 
 def test_a_failing_set_up_is_a_failure_of_the_set_up_not_of_the_program() -> None:

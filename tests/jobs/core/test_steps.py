@@ -14,11 +14,11 @@ HOUR = 3600.0
 
 
 def course(*beats: tuple[float, dict[str, object]]) -> Steps:
-    found: Steps | None = None
-    for at, told in beats:
-        found = update_steps(found, told, at)
-    assert found is not None
-    return found
+    steps: Steps | None = None
+    for at, heartbeat in beats:
+        steps = update_steps(steps, heartbeat, at)
+    assert steps is not None
+    return steps
 
 
 def beat(step: object, **more: object) -> dict[str, object]:
@@ -26,20 +26,20 @@ def beat(step: object, **more: object) -> dict[str, object]:
 
 
 def test_a_course_knows_its_last_step_and_when_it_was_saved() -> None:
-    told = {"resumed": 100, "total": 300}
-    found = course(
-        (10.0, beat(101, checkpoint=100, **told)),
-        (20.0, beat(150, checkpoint=150, **told)),
-        (21.0, beat(151, checkpoint=150, **told)),
-        (90.0, beat(151, checkpoint=150, **told)),
+    fields = {"resumed": 100, "total": 300}
+    steps = course(
+        (10.0, beat(101, checkpoint=100, **fields)),
+        (20.0, beat(150, checkpoint=150, **fields)),
+        (21.0, beat(151, checkpoint=150, **fields)),
+        (90.0, beat(151, checkpoint=150, **fields)),
     )
-    assert (found.step, found.stepped_at, found.moving) == (151, 21.0, True)
-    assert (found.resumed, found.checkpoint, found.saved_at) == (100, 150, 20.0)
+    assert (steps.step, steps.stepped_at, steps.moving) == (151, 21.0, True)
+    assert (steps.resumed, steps.checkpoint, steps.saved_at) == (100, 150, 20.0)
 
 
 def test_the_checkpoint_it_began_with_is_none_of_its_own() -> None:
-    found = course((10.0, beat(101, checkpoint=100, resumed=100)))
-    assert (found.checkpoint, found.saved_at) == (100, None)
+    steps = course((10.0, beat(101, checkpoint=100, resumed=100)))
+    assert (steps.checkpoint, steps.saved_at) == (100, None)
 
 
 @pytest.mark.parametrize("step", [None, "five", float("nan"), True, [1], "12"])
@@ -92,8 +92,8 @@ TELLS = {"tells_checkpoints": True}
 def lost_hours(
     attempts: list[dict[str, Any]], courses: dict[int, Steps], *slices: SliceRow, **spec: object
 ) -> float | None:
-    found = cost_of_lost_steps(attempts, courses, slices, StoredSpec.from_json(SPEC | spec))
-    return None if found is None else round(found / RATE, 3)
+    cost = cost_of_lost_steps(attempts, courses, slices, StoredSpec.from_json(SPEC | spec))
+    return None if cost is None else round(cost / RATE, 3)
 
 
 def test_lost_is_the_time_from_the_last_checkpoint_to_the_preemption() -> None:

@@ -128,12 +128,12 @@ class Shelf:
         log.append(text, at)
         log.close()
 
-    def stream(self, **wanted: Any) -> Any:
-        return stream_logs(cast(JobService, self), "000001", LogQuery(**wanted))
+    def stream(self, **query: Any) -> Any:
+        return stream_logs(cast(JobService, self), "000001", LogQuery(**query))
 
-    def read(self, **wanted: Any) -> bytes:
+    def read(self, **query: Any) -> bytes:
         async def all_of_it() -> bytes:
-            return b"".join([piece async for piece in self.stream(**wanted)])
+            return b"".join([piece async for piece in self.stream(**query)])
 
         return asyncio.run(all_of_it())
 
@@ -146,9 +146,9 @@ def shelf(tmp_path: Path) -> Shelf:
 class Follower:
     """Somebody who follows the logs, in a task of its own."""
 
-    def __init__(self, shelf: Shelf, **wanted: Any) -> None:
+    def __init__(self, shelf: Shelf, **query: Any) -> None:
         self.seen = b""
-        self._reading = asyncio.create_task(self._read(shelf.stream(follow=True, **wanted)))
+        self._reading = asyncio.create_task(self._read(shelf.stream(follow=True, **query)))
 
     async def _read(self, pieces: Any) -> None:
         async for piece in pieces:
@@ -284,14 +284,14 @@ def test_since_starts_in_any_attempt(shelf: Shelf) -> None:
 def test_missing_bytes_are_reported_in_place(shelf: Shelf) -> None:
     line = b"x" * 99 + b"\n"
     shelf.write(line * 5000, limit=MIN_LIMIT)
-    for wanted in ({}, {"times": True}):
-        output = shelf.read(**wanted)
+    for query in ({}, {"times": True}):
+        output = shelf.read(**query)
         assert len(output) < 2 * MIN_LIMIT
         assert output.count(b"bytes are not kept: the log has reached its limit\n") == 1
         assert output.endswith(line)
 
 
-def memory_and_turns(shelf: Shelf, **wanted: Any) -> tuple[int, int]:
+def memory_and_turns(shelf: Shelf, **query: Any) -> tuple[int, int]:
     """The most memory that reading took, and how often the event loop went round meanwhile."""
     turns = 0
 
@@ -305,7 +305,7 @@ def memory_and_turns(shelf: Shelf, **wanted: Any) -> tuple[int, int]:
         busy = asyncio.create_task(others())
         tracemalloc.start()
         read = 0
-        async for piece in shelf.stream(**wanted):
+        async for piece in shelf.stream(**query):
             read += len(piece)
         assert read >= 8_000_000
         peak = tracemalloc.get_traced_memory()[1]

@@ -81,12 +81,12 @@ def test_a_resume_uses_the_new_file_and_the_kept_slice(tmp_path: Path) -> None:
 def test_a_slice_that_does_not_fit_the_new_file_is_released(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await cancelled(harness)
-        (held,) = harness.cloud.held
+        (slice_name,) = harness.cloud.held
         other = dumped(accelerator="v5p-16", zones=["us-east5-a"])
         answer = await harness.service.verb(job, "resume", {"spec": other})
         assert "on a new slice (the one in us-central2-b does not" in answer["text"]
         await harness.until(lambda: len(harness.starts(job)) == 2)
-        assert held not in harness.cloud.held
+        assert slice_name not in harness.cloud.held
         assert harness.show(job)["zone"] == "us-east5-a"
 
     run_scenario(tmp_path, scenario)
@@ -138,7 +138,7 @@ def test_two_running_jobs_never_share_checkpoints(tmp_path: Path) -> None:
         assert re.fullmatch(rf"{CHECKPOINT}/[0-9a-f]{{8}}-{first}", folder)
         begun, again = harness.starts(first)[0].program, harness.starts(second)[0].program
         assert begun.checkpoint == again.checkpoint == folder
-        assert begun.owner == again.owner == folder.split("/")[-1][:8]
+        assert begun.owner == again.owner == harness.service.store.owner
         assert 0 < begun.fence < again.fence
         with pytest.raises(RequestError, match=f"{second} is RUNNING"):
             await harness.service.verb(first, "resume", {})

@@ -253,11 +253,11 @@ def test_a_resume_that_fails_leaves_no_secrets_behind(
 ) -> None:
     async def scenario(harness: ServerHarness) -> None:
         spec = {"accelerator": "v4-16", "zones": ["us-central2-b"], "run": "x", "workdir": None}
-        given = {"TOKEN": "s3cret"}
-        made = await harness.service.create({**spec, "secrets": ["TOKEN"]}, given, "lab")
+        secret_values = {"TOKEN": "s3cret"}
+        made = await harness.service.create({**spec, "secrets": ["TOKEN"]}, secret_values, "lab")
         job = str(made["id"])
         await harness.reaches(job, "RUNNING")
-        assert harness.supervisor.folders.secrets(job) == given
+        assert harness.supervisor.folders.secrets(job) == secret_values
         await do(harness, job, "cancel")
         await harness.reaches(job, "CANCELLED")
         with pytest.raises(RequestError):

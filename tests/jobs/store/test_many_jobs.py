@@ -185,8 +185,8 @@ def test_an_unreadable_job_keeps_its_slice_and_can_be_deleted(tmp_path: Path) ->
             harness.show(job)
         with pytest.raises(RequestError, match="cannot be read"):
             await harness.service.verb(job, "resume", {})
-        said = await harness.service.verb(job, "delete", {})
-        assert "1 slice of" in said["text"]
+        answer = await harness.service.verb(job, "delete", {})
+        assert "1 slice of" in answer["text"]
         await harness.until(lambda: name not in harness.cloud.held)
         await harness.service.verb(job, "clean", {})
         assert harness.service.overview() == []
@@ -233,8 +233,10 @@ def test_slices_that_never_came_are_forgotten_and_those_that_cost_are_not(store:
         for kind in ("cost", "free"):
             ready = 2.0 if kind == "cost" else None
             name = f"{kind}-{number:02}"
-            held = Placement(name, "local-a", "v4-8", 1, asked_at=float(number), ready_at=ready)
-            store.save(Decision(job.job, effects=(Effect(EffectKind.RELEASE, held),)), 3.0)
+            placement = Placement(
+                name, "local-a", "v4-8", 1, asked_at=float(number), ready_at=ready
+            )
+            store.save(Decision(job.job, effects=(Effect(EffectKind.RELEASE, placement),)), 3.0)
             store.gone(name, 4.0)
     store.prune_slices(20, before=3.0)
     assert len(store.slices(job.job.id)) == 60, "not old enough"
@@ -299,13 +301,13 @@ def test_the_server_prunes_of_itself(tmp_path: Path) -> None:
 def test_jobs_that_wait_are_decided_on_when_something_changed_and_not_at_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    decided_jobs: list[str] = []
     decide = lifecycle.decide
 
-    def counted(job: Job, *given: Any) -> Decision:
+    def counted(job: Job, *arguments: Any) -> Decision:
         if job.placement is None:
-            asked.append(job.id)
-        return decide(job, *given)
+            decided_jobs.append(job.id)
+        return decide(job, *arguments)
 
     monkeypatch.setattr(lifecycle, "decide", counted)
 
@@ -313,9 +315,9 @@ def test_jobs_that_wait_are_decided_on_when_something_changed_and_not_at_every_r
         harness.cloud.given = ("WAITING_FOR_RESOURCES", None)
         jobs = [await harness.create() for _ in range(40)]
         await asyncio.sleep(300)
-        asked.clear()
+        decided_jobs.clear()
         await asyncio.sleep(3600)
-        assert len(asked) < 2 * len(jobs), "some 360 rounds went by"
+        assert len(decided_jobs) < 2 * len(jobs), "some 360 rounds went by"
         assert sum(harness.status(job) == "WAITING" for job in jobs) == 8
         harness.cloud.given = ("ACTIVE", "READY")
         for name in [*harness.cloud.requested]:
@@ -333,12 +335,12 @@ def test_a_waiting_job_whose_change_could_not_be_written_is_decided_on_again(
     async def scenario(harness: ServerHarness) -> None:
         save, failed = harness.service.store.save, 0
 
-        def full(*given: Any) -> None:
+        def full(*arguments: Any) -> None:
             nonlocal failed
             if failed < 3:
                 failed += 1
                 raise sqlite3.OperationalError("database or disk is full")
-            save(*given)
+            save(*arguments)
 
         harness.service.store.save = full  # type: ignore[method-assign,assignment]
         job = await harness.create()

@@ -28,8 +28,8 @@ def test_a_database_from_before_steps_were_counted_is_taken_up_whole(old: Path) 
     for _ in range(2):  # the second time there is nothing left to change
         store = Store(old)
         assert [r.name for r in store.living()] == ["kept", "runs", "waits"]
-        held = [r.job.placement for r in store.living()]
-        assert [p.phase.value for p in held if p] == ["ready", "ready", "queued"]
+        placements = [r.job.placement for r in store.living()]
+        assert [p.phase.value for p in placements if p] == ["ready", "ready", "queued"]
         assert store.find(JobFilter()) == ["000001", "000002", "000003", "000004", "000005"]
         assert store.find(JobFilter(status=("SUCCEEDED", "WAITING"))) == ["000001", "000005"]
         done = store.record("000001")
@@ -82,5 +82,5 @@ def test_a_step_that_another_server_has_taken_meanwhile_is_not_taken_twice(
         return begin(db)
 
     monkeypatch.setattr(schema, "transaction", behind_another)
-    held = [record.job.placement for record in Store(old).living()]
-    assert [placement is not None for placement in held] == [True, True, True]
+    placements = [record.job.placement for record in Store(old).living()]
+    assert [placement is not None for placement in placements] == [True, True, True]

@@ -57,11 +57,11 @@ def test_what_the_rules_of_today_refuse_runs_on() -> None:
 
 def test_checkpoints_are_a_jobs_own_or_those_it_took_over() -> None:
     assert StoredSpec.from_json(FULL).checkpoints_of("000012") == "gs://lab/run/000012"
-    taken = StoredSpec.from_json(
+    stored_spec = StoredSpec.from_json(
         FULL | {"origin": {"from": "000007", "checkpoint": "gs://lab/run/7"}}
     )
-    assert taken.origin == Origin(checkpoint="gs://lab/run/7")
-    assert taken.checkpoints_of("000012") == "gs://lab/run/7"
+    assert stored_spec.origin == Origin(checkpoint="gs://lab/run/7")
+    assert stored_spec.checkpoints_of("000012") == "gs://lab/run/7"
 
 
 @pytest.mark.parametrize(

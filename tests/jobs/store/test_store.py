@@ -1,9 +1,12 @@
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,17 +69,62 @@ def test_the_owner_is_the_same_for_ever_and_different_elsewhere(tmp_path: Path) 
     assert Store(tmp_path / "b.db").owner != here
 
 
+def test_a_copy_of_a_home_is_refused_while_the_original_is_there(tmp_path: Path) -> None:
+    original, copied = tmp_path / "home", tmp_path / "copy"
+    original.mkdir()
+    with closing_store(original) as store:
+        store.require_original(original)
+        store.require_original(original)
+    shutil.copytree(original, copied)
+    (tmp_path / "link").symlink_to(original)
+    with closing_store(copied) as store:
+        with pytest.raises(SchemaError, match=f"{copied} is a copy of the home {original}"):
+            store.require_original(copied)
+        with pytest.raises(SchemaError):
+            store.require_original(copied)
+    for path in (original, tmp_path / "link"):
+        with closing_store(path) as store:
+            store.require_original(path)
+
+
+@pytest.mark.parametrize("original", ["removed", "a new database", "damaged"])
+def test_a_home_that_was_moved_is_used(original: str, tmp_path: Path) -> None:
+    before, after = tmp_path / "home", tmp_path / "moved"
+    before.mkdir()
+    with closing_store(before) as store:
+        store.require_original(before)
+    before.rename(after)
+    if original != "removed":
+        before.mkdir()
+        (before / "jobs.db").write_bytes(b"?" * 9000 if original == "damaged" else b"")
+    if original == "a new database":
+        with closing_store(before) as store:
+            store.require_original(before)
+    with closing_store(after) as store:
+        store.require_original(after)
+        store.require_original(after)
+
+
+@contextmanager
+def closing_store(home: Path) -> Iterator[Store]:
+    store = Store(home / "jobs.db")
+    try:
+        yield store
+    finally:
+        store.close()
+
+
 def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
-    held = Placement("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
-    release = Effect(EffectKind.RELEASE, held)
-    store.save(Decision(replace(job, placement=held)), 3.0)
+    placement = Placement("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
+    release = Effect(EffectKind.RELEASE, placement)
+    store.save(Decision(replace(job, placement=placement)), 3.0)
     store.save(Decision(job, effects=(release,)), 10.0)
     (row,) = store.releasing()
-    assert (row.name, row.ready, row.released) == (held.name, 3.0, 10.0)
+    assert (row.name, row.ready, row.released) == (placement.name, 3.0, 10.0)
     store.remove(job.id)
-    assert [r.name for r in store.releasing()] == [held.name]
-    store.gone(held.name, 12.0)
+    assert [r.name for r in store.releasing()] == [placement.name]
+    store.gone(placement.name, 12.0)
     assert store.releasing() == []
 
 
@@ -91,8 +139,8 @@ def test_a_stray_that_was_thought_gone_is_released_again(store: Store) -> None:
 def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     attempt = Attempt(1, started_at=2.0, running_at=3.0)
-    held = Placement("s", "local-a", "v4-8", 1, asked_at=2.0)
-    store.save(Decision(replace(job, attempt=attempt, placement=held)), 3.0)
+    placement = Placement("s", "local-a", "v4-8", 1, asked_at=2.0)
+    store.save(Decision(replace(job, attempt=attempt, placement=placement)), 3.0)
     done = replace(job, status=Status.SUCCEEDED)
     store.save(Decision(done, ended=(EndedAttempt(attempt, Outcome.SUCCEEDED, ""),)), 9.0)
     (row,) = store.attempts(job.id)

@@ -60,8 +60,8 @@ def test_a_burn_in_finds_the_lying_host_and_later_jobs_refuse_it(world: World) -
     first = world.end(world.create("echo ran", burnin="short", **keys))
     assert (first["status"], outcomes(first)) == ("SUCCEEDED", ["bad host", "succeeded"])
     assert (first["failures"], first["bad_hosts"]) == (0, 1)
-    told = [event["text"] for event in first["events"] if event["kind"] == "badhost"]
-    assert "of host 1 computes wrong" in told[0]
+    messages = [event["text"] for event in first["events"] if event["kind"] == "badhost"]
+    assert "of host 1 computes wrong" in messages[0]
     liar = remembered(world)[MACHINE]
     assert (liar["state"], liar["evidence"][0]["proof"]) == ("excluded", "burn-in")
     assert liar["evidence"][0]["job"] == first["id"]

@@ -70,8 +70,8 @@ def running(shell: Shell) -> str:
 
 def holds_nothing(shell: Shell, job: str) -> bool:
     """Whether the cloud holds nothing for a job."""
-    held = shell.world.emulator("resources")
-    return not [one for one in [*held["requests"], *held["nodes"]] if one["job"] == job]
+    resources = shell.world.emulator("resources")
+    return not [one for one in [*resources["requests"], *resources["nodes"]] if one["job"] == job]
 
 
 def test_create_list_and_show_speak_json_with_the_keys_users_rely_on(shell: Shell) -> None:
@@ -120,9 +120,9 @@ def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:
     good = shell.create("true")
     bad = shell.create("exit 3", retry={"failures": 0})
     assert shell("wait", good).code == 0
-    told = shell("wait", good, bad)
-    assert told.code == 1
-    assert told.out.splitlines() == [f"{good} SUCCEEDED", f"{bad} FAILED"]
+    result = shell("wait", good, bad)
+    assert result.code == 1
+    assert result.out.splitlines() == [f"{good} SUCCEEDED", f"{bad} FAILED"]
     late = shell("wait", good, running, "--timeout", "0.5")
     assert late.code == 124
     assert f"timed out after 0.5 s; still running: {running}" in late.err
@@ -131,11 +131,11 @@ def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:
 def test_show_names_what_went_wrong_and_the_next_step(shell: Shell) -> None:
     job = shell.create("echo almost; exit 3", retry={"failures": 0})
     shell("wait", job)
-    told = shell("show", job)
-    assert f"{job} " in told.out
-    assert "FAILED" in told.out
-    assert f"drumline resume {job}" in told.out
-    assert f"drumline logs {job}" in told.out
+    result = shell("show", job)
+    assert f"{job} " in result.out
+    assert "FAILED" in result.out
+    assert f"drumline resume {job}" in result.out
+    assert f"drumline logs {job}" in result.out
 
 
 def test_logs_of_one_host_or_of_all(shell: Shell, running: str) -> None:
@@ -192,9 +192,9 @@ def test_exec_passes_every_byte_both_ways(shell: Shell, running: str, tmp_path: 
 @pytest.mark.parametrize("fed", [False, True])
 def test_a_command_ends_with_whoever_asked_for_it(shell: Shell, running: str, fed: bool) -> None:
     # An emulated host shows the processes of the whole machine, those of other tests too.
-    said = f"up-{os.getpid()}-{fed}"
+    marker = f"up-{os.getpid()}-{fed}"
     # Its input is more than is on the way at once, and it reads none of it.
-    words = [str(BIN / "drumline"), "exec", running, "--", f"yes {said}"]
+    words = [str(BIN / "drumline"), "exec", running, "--", f"yes {marker}"]
     environ = os.environ | {"DRUMLINE_HOME": str(shell.world.home)}
     with (
         open("/dev/zero", "rb") as endless,
@@ -210,11 +210,11 @@ def test_a_command_ends_with_whoever_asked_for_it(shell: Shell, running: str, fe
         assert source.stdout is not None
         source.stdout.close()
         # It is told of at once, though it never ends.
-        assert asking.stdout.readline() == f"{said}\n".encode()
-        assert shell("exec", running, "--", f"pgrep -f '^[y]es {said}'").code == 0
+        assert asking.stdout.readline() == f"{marker}\n".encode()
+        assert shell("exec", running, "--", f"pgrep -f '^[y]es {marker}'").code == 0
         asking.kill()
         source.kill()
-    shell.world.until(lambda: shell("exec", running, "--", f"pgrep -f '^[y]es {said}'").code == 1)
+    shell.world.until(lambda: shell("exec", running, "--", f"pgrep -f '^[y]es {marker}'").code == 1)
 
 
 @pytest.mark.skipif(shutil.which("scp") is None, reason="there is no scp command here")
@@ -232,18 +232,18 @@ def test_cp_moves_files_to_and_from_a_host(shell: Shell, running: str, tmp_path:
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh command here")
 def test_ssh_runs_a_command(shell: Shell, running: str) -> None:
-    told = shell("ssh", running, "-o", "LogLevel=ERROR", "--", "echo", "hello")
-    assert (told.code, told.out) == (0, "hello\n")
+    result = shell("ssh", running, "-o", "LogLevel=ERROR", "--", "echo", "hello")
+    assert (result.code, result.out) == (0, "hello\n")
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh command here")
 def test_ssh_logs_in_to_the_host_that_was_named(shell: Shell, running: str) -> None:
-    told = shell("ssh", running, "--host", "1", typed="echo at $HOME; exit\n")
-    assert told.code == 0, told.err
-    [said] = [line for line in told.out.splitlines() if line.startswith("at ")]
+    result = shell("ssh", running, "--host", "1", typed="echo at $HOME; exit\n")
+    assert result.code == 0, result.err
+    [greeting] = [line for line in result.out.splitlines() if line.startswith("at ")]
     name = shell.world.client.show(running)["slice"]["name"]
-    assert said.endswith("/1")
-    assert name in said
+    assert greeting.endswith("/1")
+    assert name in greeting
     assert shell("ssh", running, "--host", "5").code == 2
 
 
@@ -256,10 +256,10 @@ def test_cancel_keeps_the_slice_and_says_so_resume_uses_it_delete_releases_it(
     dry = shell("cancel", job, "--dry-run")
     assert "would stop the program" in dry.out
     assert shell.world.status(job) == "RUNNING"
-    told = shell("cancel", job)
-    assert told.code == 0
-    assert "is kept for 60 min for a resume, which costs about $" in told.out
-    assert f"drumline delete {job}" in told.out
+    result = shell("cancel", job)
+    assert result.code == 0
+    assert "is kept for 60 min for a resume, which costs about $" in result.out
+    assert f"drumline delete {job}" in result.out
     assert shell("wait", job).code == 1
     assert not holds_nothing(shell, job)
     resumed = shell("resume", job)
@@ -294,9 +294,9 @@ def test_resume_reads_the_job_file_again_and_says_what_changed(shell: Shell) -> 
     assert refused.err.splitlines()[-1] == "nothing was resumed"
     assert shell.world.status(job) == "FAILED"
     path.write_text(path.read_text().replace("chekpoint: gs://x/y\n", ""))
-    told = shell("resume", job, "--set", "environment.GREETING=hello")
-    assert told.code == 0, told.err
-    assert sorted(told.out.splitlines()[1:]) == [
+    result = shell("resume", job, "--set", "environment.GREETING=hello")
+    assert result.code == 0, result.err
+    assert sorted(result.out.splitlines()[1:]) == [
         "  changed  environment.GREETING: none → hello",
         "  changed  run: exit 3 → echo mended $GREETING",
     ], "what --set said at create stands"
@@ -343,9 +343,9 @@ def test_clean_removes_logs_and_record(shell: Shell) -> None:
 def test_a_bad_job_file_leaves_nothing_behind(world: World) -> None:
     shell = Shell(world)
     path = world.write_job("true", zones=["us-central2"], chekpoint="gs://counts/x")
-    told = shell("create", str(path))
-    assert told.code == 2
-    *problems, last = told.err.splitlines()
+    result = shell("create", str(path))
+    assert result.code == 2
+    *problems, last = result.err.splitlines()
     assert last == "nothing was created"
     assert len(problems) == 2
     assert any("did you mean checkpoint?" in line for line in problems)
@@ -365,10 +365,10 @@ def test_a_bad_job_file_leaves_nothing_behind(world: World) -> None:
     ids=" ".join,
 )  # fmt: skip
 def test_an_id_that_is_none_is_one_sentence_and_2(shell: Shell, words: tuple[str, ...]) -> None:
-    told = shell(*words)
-    assert (told.code, told.out) == (2, "")
-    assert len(told.err.splitlines()) == 1
-    assert "drumline list" in told.err
+    result = shell(*words)
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+    assert "drumline list" in result.err
 
 
 def test_jobman_knows_the_six_commands_of_the_slides(shell: Shell) -> None:
@@ -392,15 +392,15 @@ def test_jobman_knows_the_six_commands_of_the_slides(shell: Shell) -> None:
 
 
 def test_the_server_is_stopped_and_started_by_the_next_command(shell: Shell, running: str) -> None:
-    found = shell("server", "status", "--json").json
-    assert found["home"] == str(shell.world.home)
+    status = shell("server", "status", "--json").json
+    assert status["home"] == str(shell.world.home)
     assert shell("server", "stop").code == 0
     none = shell("server", "status")
     assert none.code == 1
     assert "no server is running" in none.out
     assert shell("server", "stop").code == 0
     shell("list")
-    assert shell("server", "status", "--json").json["pid"] != found["pid"]
+    assert shell("server", "status", "--json").json["pid"] != status["pid"]
     shell.world.until(lambda: shell("exec", running, "--", "echo still there").code == 0)
     assert shell("show", running, "--json").json["attempts_made"] == 1
 
@@ -409,9 +409,9 @@ def test_a_set_up_that_fails_says_where_and_its_time_is_its_own(shell: Shell) ->
     path = shell.world.write_job(
         "echo ran", accelerator="v4-8", setup="sleep 1\n", retry={"failures": 0}
     )
-    told = shell("create", str(path), "--follow")
-    assert told.code == 0
-    [setup] = [line.split()[-2] for line in told.out.splitlines() if " setup " in line]
+    result = shell("create", str(path), "--follow")
+    assert result.code == 0
+    [setup] = [line.split()[-2] for line in result.out.splitlines() if " setup " in line]
     assert float(setup) >= 0.9
     path = shell.world.write_job(
         "echo ran", accelerator="v4-8", setup="true\nls /nowhere\n", retry={"failures": 0}

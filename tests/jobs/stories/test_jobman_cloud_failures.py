@@ -27,15 +27,15 @@ def test_04_failed_status_calls_end_no_waiting_job_and_leave_no_request(tmp_path
         harness.cloud.given = ("WAITING_FOR_RESOURCES", None)
         jobs = [await harness.create() for _ in range(3)]
         await harness.until(lambda: len(harness.cloud.requested) == 3)
-        asked = set(harness.cloud.requested)
+        requested = set(harness.cloud.requested)
         harness.cloud.error = UNAVAILABLE
         await asyncio.sleep(HOUR)
         assert {harness.status(job) for job in jobs} == {"WAITING"}
-        assert "no answer from the cloud" in harness.show(jobs[0])["reason"]
+        assert f"the cloud failed for {ZONE}" in harness.show(jobs[0])["reason"]
         harness.cloud.error = None
         await asyncio.sleep(60)
         assert {harness.status(job) for job in jobs} == {"WAITING"}
-        assert set(harness.cloud.requested) == asked
+        assert set(harness.cloud.requested) == requested
         for job in jobs:
             await harness.service.verb(job, "delete", {})
         await harness.until(lambda: not harness.cloud.requested)
@@ -78,8 +78,8 @@ def test_06_resume_of_a_queued_job_makes_no_burst_of_calls(tmp_path: Path) -> No
         await asyncio.sleep(30)
         since = harness.clock()
         for _ in range(6):
-            told = await harness.service.verb(job, "resume", {})
-            assert told["text"] == f"{job} is already WAITING"
+            answer = await harness.service.verb(job, "resume", {})
+            assert answer["text"] == f"{job} is already WAITING"
             await asyncio.sleep(2)
         assert harness.cloud.count("ask", since) == 0
         # Two calls a look, every 10 s.
@@ -101,8 +101,8 @@ def test_07_no_capacity_makes_few_create_calls_and_the_job_goes_on_waiting(tmp_p
         await asyncio.sleep(4 * HOUR)
         assert harness.status(job) == "WAITING"
         assert f"no capacity in {ZONE}" in harness.show(job)["reason"]
-        asked = harness.cloud.count("ask", began)
-        assert 10 <= asked <= 25, "about four an hour, and not none"
+        request_count = harness.cloud.count("ask", began)
+        assert 10 <= request_count <= 25, "about four an hour, and not none"
         harness.cloud.refusal = None
         await harness.reaches(job, "RUNNING", within=1000)
 
@@ -144,8 +144,8 @@ def test_09_an_expired_login_fails_no_job_and_all_go_on_after_the_next(tmp_path:
         await asyncio.sleep(6 * HOUR)
         assert harness.status(running) == "RUNNING"
         assert {harness.status(job) for job in queued} == {"WAITING"}
-        told = harness.show(queued[0])["reason"]
-        assert told.count("gcloud auth application-default login") == 1
+        reason = harness.show(queued[0])["reason"]
+        assert reason.count("gcloud auth application-default login") == 1
         harness.cloud.error = None
         for job in queued:
             await harness.reaches(job, "RUNNING", within=120)

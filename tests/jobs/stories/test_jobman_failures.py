@@ -204,8 +204,8 @@ def test_15_hosts_are_counted_as_the_cloud_counts_them(
     assert len(there) == len(town.client.hosts(job)) == hosts
     town.client.exec(job, "touch ~/go", host="all")
     assert town.end(job)["status"] == "SUCCEEDED"
-    said = [b"".join(town.client.logs(job, host=n)).decode().strip() for n in range(hosts)]
-    assert said == [f"{n} of {hosts}" for n in range(hosts)]
+    outputs = [b"".join(town.client.logs(job, host=n)).decode().strip() for n in range(hosts)]
+    assert outputs == [f"{n} of {hosts}" for n in range(hosts)]
 
 
 def test_16_no_private_key_on_a_host_none_without_its_own_key_and_no_file_of_its_touched(

@@ -99,10 +99,10 @@ def test_values_and_the_code_arrive_to_the_letter(town: World, touch: str) -> No
     folder = path.parent.rename(path.parent.with_name('it\'s $(id) ; `id` "x"'))
     job = str(town.client.create(folder / path.name)["id"])
     assert town.end(job)["status"] == "SUCCEEDED", log(town, job)
-    said = log(town, job).splitlines()
-    assert f"set up: $({touch})" in said
-    assert "it's here" in said
-    *_, seen, listing = said
+    lines = log(town, job).splitlines()
+    assert f"set up: $({touch})" in lines
+    assert "it's here" in lines
+    *_, seen, listing = lines
     seen_values = {k: v for k, v in json.loads(seen).items() if k in environment}
     assert seen_values == environment
     assert set(files) < set(json.loads(listing).splitlines())
@@ -124,8 +124,8 @@ def test_places_and_commands_are_taken_to_the_letter(town: World, touch: str) ->
     saved = Path(town.client.show(job)["checkpoint"]).name
     assert (buckets / f"saved $({inside})" / saved).is_dir()
     town.until(lambda: (buckets / f"it's $({inside}) `{inside}`" / "here").exists())
-    [told] = town.client.exec(job, ["printf", "%s|", f"$({touch})", "a  b", "it's", "two\nlines"])
-    assert told["stdout"] == f"$({touch})|a  b|it's|two\nlines|"
+    [result] = town.client.exec(job, ["printf", "%s|", f"$({touch})", "a  b", "it's", "two\nlines"])
+    assert result["stdout"] == f"$({touch})|a  b|it's|two\nlines|"
     town.client.exec(job, "touch ~/go")
     assert town.end(job)["status"] == "SUCCEEDED"
 

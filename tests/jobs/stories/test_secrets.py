@@ -42,14 +42,14 @@ def create(world: World, gates: Path, value: str = TOKEN, run: str = RUN) -> str
 
 def places(world: World, value: str) -> list[str]:
     """Every file under the home that holds the value."""
-    found = []
+    files = []
     for path in world.files():
         try:
             if value.encode() in path.read_bytes():
-                found.append(str(path.relative_to(world.home)))
+                files.append(str(path.relative_to(world.home)))
         except OSError:  # gone meanwhile, or a socket
             continue
-    return sorted(found)
+    return sorted(files)
 
 
 def on_hosts(world: World, value: str) -> list[str]:
@@ -58,14 +58,14 @@ def on_hosts(world: World, value: str) -> list[str]:
 
 def told_of_processes(value: str, what: str = "cmdline") -> list[str]:
     """Processes with the value on their command line, or in their environment."""
-    found = []
+    processes = []
     for process in Path("/proc").iterdir():
         try:
             if process.name.isdigit() and value.encode() in (process / what).read_bytes():
-                found.append(process.name)
+                processes.append(process.name)
         except OSError:
             continue
-    return found
+    return processes
 
 
 def mode(world: World, place: str) -> int:
@@ -108,14 +108,14 @@ def test_from_the_creation_to_the_end_a_secret_is_where_it_belongs_and_nowhere_e
         environment={"GATES": str(tmp_path)},
     )
     # The first command of all: it starts the server, which must not inherit the value.
-    said = drumline(world, "create", str(path), "--json", TOKEN=TOKEN)
+    output = drumline(world, "create", str(path), "--json", TOKEN=TOKEN)
     job = "000001"
     own = f"secrets/{job}.json"
 
     def told() -> str:
         shown = drumline(world, "show", job) + drumline(world, "show", job, "--json")
         listed = drumline(world, "list") + drumline(world, "list", "--json")
-        return said + shown + listed + json.dumps(world.client.events(job))
+        return output + shown + listed + json.dumps(world.client.events(job))
 
     # Before the first attempt, and in a new server.
     world.reaches(job, "WAITING")
@@ -128,10 +128,10 @@ def test_from_the_creation_to_the_end_a_secret_is_where_it_belongs_and_nowhere_e
     world.emulator("capacity", zone="local-a", accelerator="v4-16", chips=None)
     in_set_up(world, job)
     world.until(lambda: len(on_hosts(world, TOKEN)) == 2, what="both hosts in set-up")
-    theirs = on_hosts(world, TOKEN)
-    assert {Path(place).name for place in theirs} == {"secrets.json"}
-    assert {mode(world, place) for place in theirs} == {0o600}
-    assert places(world, TOKEN) == sorted([own, *theirs])
+    host_files = on_hosts(world, TOKEN)
+    assert {Path(place).name for place in host_files} == {"secrets.json"}
+    assert {mode(world, place) for place in host_files} == {0o600}
+    assert places(world, TOKEN) == sorted([own, *host_files])
     assert told_of_processes(TOKEN) == []
     assert TOKEN not in told()
 

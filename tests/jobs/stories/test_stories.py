@@ -138,14 +138,14 @@ FAILURES = {
 
 @pytest.mark.parametrize("what", FAILURES)
 def test_a_failing_program_is_retried_and_the_first_host_named(town: World, what: str) -> None:
-    run, host, said = FAILURES[what]
+    run, host, expected = FAILURES[what]
     job = town.create(run, accelerator="v4-32", retry={"failures": 1})
     shown = town.end(job)
     assert shown["status"] == "FAILED"
     assert [a["outcome"] for a in shown["attempts"]] == ["program failed"] * 2
     if what != "exit 3":
         assert shown["cause"]["host"] == host
-    assert said in shown["cause"]["error"] + shown["reason"]
+    assert expected in shown["cause"]["error"] + shown["reason"]
     assert shown["cause"]["hosts"] == 4
     town.cloud_is_empty()
 
@@ -213,7 +213,7 @@ def test_from_the_preemption_to_the_next_first_line_is_no_longer_than_to_the_fir
     first = next(line[3] for line in history(world.saved(job)))
     assert isinstance(first, float)
     world.emulator("preempt", target=job)
-    taken = time.time()
+    preempted_at = time.time()
 
     def second_start() -> bool:
         return any(line[0] == "start" and line[1] == 2 for line in history(world.saved(job)))
@@ -222,7 +222,7 @@ def test_from_the_preemption_to_the_next_first_line_is_no_longer_than_to_the_fir
     started = next(line[3] for line in history(world.saved(job)) if line[1] == 2)
     assert isinstance(started, float)
     # The first has the server and the emulator to start. On two idle cores this one takes 2 s.
-    assert started - taken < 2 * (first - created) + 2
+    assert started - preempted_at < 2 * (first - created) + 2
 
 
 def test_two_servers_in_one_project_leave_each_other_alone(world: World, tmp_path: Path) -> None:
@@ -231,13 +231,13 @@ def test_two_servers_in_one_project_leave_each_other_alone(world: World, tmp_pat
         other.home.mkdir(exist_ok=True)
         (other.home / "config.yaml").write_text(f"endpoint: {world.home / 'emulator'}\n")
         mine = world.count(60, accelerator="v4-8", pace=0.1)
-        theirs = other.count(60, accelerator="v4-8", pace=0.1)
-        assert mine == theirs, "the same job id, to make a clash possible"
+        their_job = other.count(60, accelerator="v4-8", pace=0.1)
+        assert mine == their_job, "the same job id, to make a clash possible"
         world.reaches(mine, "RUNNING")
-        other.reaches(theirs, "RUNNING")
+        other.reaches(their_job, "RUNNING")
         nodes = {node["name"].rsplit("/")[-1] for node in world.emulator("resources")["nodes"]}
         assert len(nodes) == 2
-        other.client.delete(theirs)
+        other.client.delete(their_job)
         other.until(lambda: len(world.emulator("resources")["nodes"]) == 1)
         assert world.end(mine)["status"] == "SUCCEEDED"
     world.cloud_is_empty()

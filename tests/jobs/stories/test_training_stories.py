@@ -81,8 +81,8 @@ def test_one_that_hangs_is_started_again_and_finishes(world: World) -> None:
         assert [one["outcome"] for one in shown["attempts"]] == ["stuck", "succeeded"]
         assert shown["attempts"][0]["course"]["step"] == step
         assert (shown["failures"], shown["preemptions"]) == (1, 0)
-        (told,) = [one["text"] for one in shown["events"] if one["kind"] == "stuck"]
-        assert f"the last was step {step}; restarting" in told
+        (text,) = [one["text"] for one in shown["events"] if one["kind"] == "stuck"]
+        assert f"the last was step {step}; restarting" in text
     assert world.client.show(logging)["progress"] == {"step": 3, "loss": 0.3}
     world.cloud_is_empty()
 
@@ -94,8 +94,8 @@ def test_a_taken_slice_is_told_with_its_step_and_the_curve_goes_on(world: World)
     shown = world.end(job)
     assert shown["status"] == "SUCCEEDED"
     first, second = (one["course"] for one in shown["attempts"])
-    told = f"slice preempted at step {first['step']:.0f}"
-    assert any(one["text"].startswith(told) for one in shown["events"])
+    prefix = f"slice preempted at step {first['step']:.0f}"
+    assert any(one["text"].startswith(prefix) for one in shown["events"])
     assert shown["steps_again"] == max(0, first["step"] - second["resumed"]) <= 2
     progress = shown["progress"]
     assert (progress["step"], progress["result"]) == (24, "test accuracy 97.1 %")

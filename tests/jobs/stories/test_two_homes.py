@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from drumline.train.checkpoints.files import COMMITTED
 from tests.buckets import StorageServer
 from tests.jobs.stories.test_bad_chips import TRAINING, learnt, outcomes
 from tests.jobs.world import World, a_world
@@ -53,19 +54,26 @@ def train(world: World, seed: int, checkpoint: str | None, gate: Path, **more: s
     return str(world.client.create(file)["id"])
 
 
-def taken_away(world: World, job: str, times: int) -> None:
+def taken_away(world: World, job: str, times: int, shared: Path) -> None:
     """The cloud takes the slice, each time a little further in the training."""
     for attempt in range(1, times + 1):
-        world.until(partial(_trains, world, job, attempt), what=f"attempt {attempt} to train")
+        world.until(
+            partial(_trains, world, job, attempt, shared), what=f"attempt {attempt} to train"
+        )
         world.emulator("preempt", target=job)
 
 
-def _trains(world: World, job: str, attempt: int) -> bool:
+def _trains(world: World, job: str, attempt: int, shared: Path) -> bool:
+    """Return True if this attempt has saved.
+
+    An attempt that is taken away before would be repeated by the next one, and the gate would stop
+    that one too early.
+    """
     shown: dict[str, Any] = world.client.show(job)
-    step = (shown["progress"] or {}).get("step") or 0
-    return (
-        shown["status"] == "RUNNING" and len(shown["attempts"]) == attempt and step >= 12 * attempt
-    )
+    folder = shared / Path(shown["checkpoint"]).name
+    steps = [float(path.parent.name) for path in folder.glob(f"*/{COMMITTED}")]
+    saved = max(steps, default=0) >= 10 * attempt
+    return shown["status"] == "RUNNING" and len(shown["attempts"]) == attempt and saved
 
 
 @pytest.mark.long
@@ -94,7 +102,7 @@ def test_two_homes_with_one_checkpoint_folder_do_not_touch_each_other(
         jobs = [train(home, seed, place, gate, **more) for home, seed in homes]
         assert jobs[0] == jobs[1]
         for (home, _), job in zip(homes, jobs, strict=True):
-            taken_away(home, job, 2)
+            taken_away(home, job, 2, shared)
         gate.touch()
         ended = [home.end(job) for (home, _), job in zip(homes, jobs, strict=True)]
         for (home, _), shown, expected in zip(homes, ended, alone, strict=True):

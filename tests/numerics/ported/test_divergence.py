@@ -45,11 +45,11 @@ def test_a_model_in_bfloat16_diverges_from_one_in_float32(model: ViT | LM) -> No
     params = drawn(model, 3)
     coarse = replace(model, compute_dtype="bfloat16")
     if isinstance(coarse, ViT):
-        peer, given = given_to(timm_vit(), model, params), images(3)
-        divergence = trace_divergence(vit_on(coarse, params), peer, given, rename=TIMM_VIT)
+        peer, inputs = given_to(timm_vit(), model, params), images(3)
+        divergence = trace_divergence(vit_on(coarse, params), peer, inputs, rename=TIMM_VIT)
     else:
-        peer, given = given_to(llama(), model, params), tokens(3)
-        divergence = trace_divergence(lm_on(coarse, params), peer, given, rename=LLAMA)
+        peer, inputs = given_to(llama(), model, params), tokens(3)
+        divergence = trace_divergence(lm_on(coarse, params), peer, inputs, rename=LLAMA)
     assert divergence.first is not None
     assert divergence.cause is not None
     assert divergence.first is divergence.layers[0]
@@ -222,8 +222,8 @@ def test_weights_load_in_both_directions(tmp_path: Path) -> None:
         (DECODER, llama(), tokens(7), lm_on),
     ]
     for model, peer, x, apply in cases:
-        theirs = {name: value.detach().numpy() for name, value in peer.state_dict().items()}
-        save_file(theirs, tmp_path / "theirs.safetensors")
+        tensors = {name: value.detach().numpy() for name, value in peer.state_dict().items()}
+        save_file(tensors, tmp_path / "theirs.safetensors")
         params = load(tmp_path / "theirs.safetensors", model)
         before = peer.eval()(torch.as_tensor(x))
         before = getattr(before, "logits", before).detach().numpy()
@@ -330,10 +330,10 @@ def test_convolutions_and_norms_of_every_kind_have_a_cause() -> None:
         bare = copy.deepcopy(layer).eval()
         if isinstance(layer, torch.nn.Conv2d):
             torch.nn.init.zeros_(bare.bias)
-        told = bare(torch.from_numpy(x)).detach().numpy()
+        output = bare(torch.from_numpy(x)).detach().numpy()
         if not isinstance(layer, torch.nn.Conv2d):
-            told = told * 1.01
-        wrong = partial(lambda told, x: tap("0", jnp.asarray(told) + 0 * x.sum()), told)
+            output = output * 1.01
+        wrong = partial(lambda output, x: tap("0", jnp.asarray(output) + 0 * x.sum()), output)
         divergence = trace_divergence(wrong, torch.nn.Sequential(layer), x)
         assert divergence.cause is not None
         assert divergence.cause.kind == cause, str(divergence)
@@ -350,6 +350,9 @@ def test_convolutions_and_norms_of_every_kind_have_a_cause() -> None:
     ],
 )
 def test_bad_arguments_are_a_user_error(changes: Any, sentence: str) -> None:
-    given = {"torch_module": torch.nn.Sequential(torch.nn.Linear(2, 2)), "inputs": np.ones((1, 2))}
+    arguments = {
+        "torch_module": torch.nn.Sequential(torch.nn.Linear(2, 2)),
+        "inputs": np.ones((1, 2)),
+    }
     with pytest.raises(UserError, match=re.escape(sentence)):
-        trace_divergence(lambda x: tap("0", x), **{**given, **changes})
+        trace_divergence(lambda x: tap("0", x), **{**arguments, **changes})

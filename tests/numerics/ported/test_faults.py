@@ -72,19 +72,19 @@ def llama_peer() -> Any:
 def test_a_correct_port_of_vit_does_not_diverge(seed: int, vit_peer: Any) -> None:
     params = drawn(VIT, seed)
     peer = given_to(vit_peer, VIT, params)
-    found = trace_divergence(vit_on(VIT, params), peer, images(seed), rename=TIMM_VIT)
-    assert found.first is None, str(found)
-    assert len(found.layers) == 5 + 12 * VIT.depth
-    assert "all 29 layers agree" in str(found)
+    divergence = trace_divergence(vit_on(VIT, params), peer, images(seed), rename=TIMM_VIT)
+    assert divergence.first is None, str(divergence)
+    assert len(divergence.layers) == 5 + 12 * VIT.depth
+    assert "all 29 layers agree" in str(divergence)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_correct_port_of_llama_does_not_diverge(seed: int, llama_peer: Any) -> None:
     params = drawn(DECODER, seed)
     peer = given_to(llama_peer, DECODER, params)
-    found = trace_divergence(lm_on(DECODER, params), peer, tokens(seed), rename=LLAMA)
-    assert found.first is None, str(found)
-    assert len(found.layers) == 4 + 13 * DECODER.depth
+    divergence = trace_divergence(lm_on(DECODER, params), peer, tokens(seed), rename=LLAMA)
+    assert divergence.first is None, str(divergence)
+    assert len(divergence.layers) == 4 + 13 * DECODER.depth
 
 
 def tanh_gelu(peer: Any) -> None:
@@ -176,10 +176,10 @@ def test_faults_in_vit_are_found(fault: Fault) -> None:
     params = drawn(VIT, 1)
     peer = given_to(timm_vit(), VIT, params)
     plant(peer)
-    found = trace_divergence(vit_on(VIT, change(params)), peer, images(1), rename=TIMM_VIT)
-    assert found.first is not None
-    assert found.cause is not None
-    assert (found.first.name, found.cause.kind) == (layer, cause), str(found)
+    divergence = trace_divergence(vit_on(VIT, change(params)), peer, images(1), rename=TIMM_VIT)
+    assert divergence.first is not None
+    assert divergence.cause is not None
+    assert (divergence.first.name, divergence.cause.kind) == (layer, cause), str(divergence)
 
 
 @pytest.mark.parametrize("fault", IN_LM, ids=lambda fault: fault[0])
@@ -188,7 +188,7 @@ def test_faults_in_llama_are_found(fault: Fault) -> None:
     params = drawn(DECODER, 1)
     peer = given_to(llama(), DECODER, params)
     plant(peer)
-    found = trace_divergence(lm_on(DECODER, change(params)), peer, tokens(1), rename=LLAMA)
-    assert found.first is not None
-    assert found.cause is not None
-    assert (found.first.name, found.cause.kind) == (layer, cause), str(found)
+    divergence = trace_divergence(lm_on(DECODER, change(params)), peer, tokens(1), rename=LLAMA)
+    assert divergence.first is not None
+    assert divergence.cause is not None
+    assert (divergence.first.name, divergence.cause.kind) == (layer, cause), str(divergence)

@@ -48,11 +48,11 @@ def test_splash_agrees_with_xla_attention_and_its_gradients(
     mesh = Mesh(np.array(jax.devices()[:2]), ("X",))
     sharded = jax.shard_map(on_devices, mesh=mesh, in_specs=(P("X"), P("X"), P()), out_specs=P())
     plain = partial(loss, partial(attend, causal=causal, kernel="xla", length=tokens))
-    ours, theirs = (
+    results, references = (
         jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(query, key, value)
         for f in (sharded, plain)
     )
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    for one, other in zip(jax.tree.leaves(results), jax.tree.leaves(references), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 

@@ -125,9 +125,9 @@ def test_result_and_gradients_agree_with_float64(
             assert (y.dtype, y.shape) == (x.dtype, x.shape)
             assert y.sharding.is_equivalent_to(x.sharding, 3)
             assert ulps(y, out, dtype) <= FORWARD_ULPS
-            found = {**named(d_block), "x": dx}
-            assert found.keys() == gradients.keys()
-            lost = {n: ulps(found[n], gradients[n], dtype) for n in found}
+            computed = {**named(d_block), "x": dx}
+            assert computed.keys() == gradients.keys()
+            lost = {n: ulps(computed[n], gradients[n], dtype) for n in computed}
             assert max(lost.values()) <= GRADIENT_ULPS, lost
 
 

@@ -35,9 +35,9 @@ def test_values_gradients_and_shardings_agree_with_jnp_einsum(name: str, wiring:
     direction: Any = ("both", "one")[number % 2]
     with jax.set_mesh(mesh):
         x, w, out = operands(case, on, mesh, seed=number)
-        told = explain_einsum(case.spec, x, w, out_sharding=out, direction=direction)
-        assert told.choice == case.choice
-        assert case.says in told.reason
+        explanation = explain_einsum(case.spec, x, w, out_sharding=out, direction=direction)
+        assert explanation.choice == case.choice
+        assert case.says in explanation.reason
 
         def both_ways(x: jax.Array, w: jax.Array, g: jax.Array) -> list[jax.Array]:
             y, pull = jax.vjp(
@@ -76,8 +76,11 @@ def test_axes_shard_in_the_order_they_are_named() -> None:
         inputs = []
         for number, case in enumerate(CASES.values()):
             x, w, out = operands(case, on, mesh, seed=number)
-            told = explain_einsum(case.spec, x, w, out_sharding=out)
-            assert (told.choice, told.route and told.route.axes) == (case.choice, ("Y", "Z"))
+            explanation = explain_einsum(case.spec, x, w, out_sharding=out)
+            assert (explanation.choice, explanation.route and explanation.route.axes) == (
+                case.choice,
+                ("Y", "Z"),
+            )
             lengths = [LENGTHS[n] for n in case.labels[2]]
             g = np.random.default_rng(number).normal(size=lengths).astype(np.float32)
             inputs.append((x, w, jax.device_put(g, NamedSharding(mesh, out))))
@@ -107,8 +110,8 @@ def test_a_local_einsum_does_not_communicate() -> None:
         x = jax.device_put(np.ones((4, 8, 16), np.float32), P("X"))
         w = jax.device_put(np.ones((16, 32), np.float32), P(None, "Y"))
         out = P("X", None, "Y")
-        told = explain_einsum("...d,df->...f", x, w, out_sharding=out)
-        assert (told.choice, told.bytes_per_axis) == ("local", {"X": 0, "Y": 0})
+        explanation = explain_einsum("...d,df->...f", x, w, out_sharding=out)
+        assert (explanation.choice, explanation.bytes_per_axis) == ("local", {"X": 0, "Y": 0})
 
         def product(x: jax.Array, w: jax.Array) -> jax.Array:
             return einsum("...d,df->...f", x, w, out_sharding=out)
@@ -134,8 +137,11 @@ def test_axes_of_size_one_are_ignored() -> None:
     with jax.set_mesh(mesh):
         x = jax.device_put(np.ones((8, 16), np.float32), P("Z", ("W", "Y")))
         w = jax.device_put(np.ones((16, 32), np.float32), P("Y", "W"))
-        told = explain_einsum("bd,df->bf", x, w, out_sharding=P())
-        assert (told.choice, told.route and told.route.axes) == ("matmul-allreduce", ("Y",))
+        explanation = explain_einsum("bd,df->bf", x, w, out_sharding=P())
+        assert (explanation.choice, explanation.route and explanation.route.axes) == (
+            "matmul-allreduce",
+            ("Y",),
+        )
         y = einsum("bd,df->bf", x, w, out_sharding=P())
         assert (y == 16).all()
         local = jax.device_put(w, P("Z"))
@@ -163,8 +169,8 @@ def test_traced_arrays_on_an_auto_mesh_use_the_given_shardings() -> None:
     x, w, out = operands(case, on, mesh)
     choices = []
 
-    def product(x: jax.Array, w: jax.Array, **told: P) -> jax.Array:
-        arguments: Any = {"out_sharding": out, "mesh": mesh, **told}
+    def product(x: jax.Array, w: jax.Array, **options: P) -> jax.Array:
+        arguments: Any = {"out_sharding": out, "mesh": mesh, **options}
         explanation = explain_einsum(case.spec, x, w, **arguments)
         choices.append((explanation.choice, explanation.reason))
         return einsum(case.spec, x, w, **arguments)
@@ -223,8 +229,8 @@ def test_the_gradient_with_an_axis_of_size_one_in_one_operand() -> None:
 
         y, dx, dw = jax.jit(pulled)(x, w)
     a, b = np.asarray(x), np.asarray(w)
-    for found, exact in ((y, a @ b), (dx, g @ b.T), (dw, a.T @ g)):
-        np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
+    for actual, exact in ((y, a @ b), (dx, g @ b.T), (dw, a.T @ g)):
+        np.testing.assert_allclose(actual, exact, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,11 @@ def test_the_reason_names_the_dimension_and_the_axis(name: str) -> None:
     spec, (x_spec, w_spec, out), reason = LEFT_TO_XLA[name]
     with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"))):
         x, w = _operands(spec, x_spec, w_spec)
-        told = explain_einsum(spec, x, w, out_sharding=out)
-        assert told.choice == "jnp.einsum"
-        assert told.reason.startswith(reason)
-        assert told.bytes_per_axis == {}
-        assert str(told) == f"jnp.einsum: {told.reason}"
+        explanation = explain_einsum(spec, x, w, out_sharding=out)
+        assert explanation.choice == "jnp.einsum"
+        assert explanation.reason.startswith(reason)
+        assert explanation.bytes_per_axis == {}
+        assert str(explanation) == f"jnp.einsum: {explanation.reason}"
         if name not in ("a repeated letter", "no arrow", "one operand"):
             result = einsum(spec, x, w, out_sharding=out)
             plain = jnp.einsum(spec, x, w, out_sharding=out)
@@ -114,8 +114,8 @@ def test_empty_arrays_use_jnp_einsum(
             jax.device_put(jnp.ones([lengths[n] for n in labels], dtype), place)
             for labels, place in zip(("bd", "df"), specs[:2], strict=True)
         )
-        told = explain_einsum("bd,df->bf", x, w, out_sharding=specs[2])
-        assert str(told) == f"jnp.einsum: {empty!r} is empty: there is nothing to multiply"
+        explanation = explain_einsum("bd,df->bf", x, w, out_sharding=specs[2])
+        assert str(explanation) == f"jnp.einsum: {empty!r} is empty: there is nothing to multiply"
         result = einsum("bd,df->bf", x, w, out_sharding=specs[2])
         assert result.dtype == dtype
         assert result.shape == (lengths["b"], lengths["f"])
@@ -164,11 +164,11 @@ def test_explain_einsum_accepts_shapes() -> None:
     w = jax.ShapeDtypeStruct(
         (1 << 14, 1 << 16), jnp.bfloat16, sharding=NamedSharding(mesh, P(None, "Y"))
     )
-    told = explain_einsum("bd,df->bf", x, w, out_sharding=P("X", "Y"))
+    explanation = explain_einsum("bd,df->bf", x, w, out_sharding=P("X", "Y"))
     # Three hops of a quarter of half the rows, half of that each way.
     each_way = 3 * (1 << 19) * (1 << 12) * 2 // 2
-    assert told.bytes_per_axis == {"X": 0, "Y": each_way}
-    assert str(told) == (
+    assert explanation.bytes_per_axis == {"X": 0, "Y": each_way}
+    assert str(explanation) == (
         "gather-matmul: contracted 'd' of x is gathered over 'Y'; "
         f"bytes per device each way, Y: {each_way:,}"
     )

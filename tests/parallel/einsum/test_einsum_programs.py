@@ -42,11 +42,11 @@ def test_the_lowered_program_sends_the_explained_bytes(name: str, direction: Any
         with jax.set_mesh(mesh):
             x, w, out = operands(case, on, mesh, dtype)
             options: Any = {"out_sharding": out, "direction": direction, "loop": "unrolled"}
-            told = explain_einsum(case.spec, x, w, **options)
+            explanation = explain_einsum(case.spec, x, w, **options)
             lowered = jax.jit(lambda x, w: einsum(case.spec, x, w, **options)).lower(x, w)  # noqa: B023
         sent = _sent(lowered.as_text())
         assert len(sent) == (2 if direction == "both" else 1)
-        assert {axis: count for axis, count in told.bytes_per_axis.items() if count} == {
+        assert {axis: count for axis, count in explanation.bytes_per_axis.items() if count} == {
             "Y": max(sent.values())
         }
 

@@ -51,22 +51,22 @@ def test_each_weight_has_a_result_and_the_bytes_are_explained(
     x = drawn(mesh, x_spec, 12, 16)
     weights = [drawn(mesh, w_spec, 16, width, seed=width) for width in widths]
     outs = einsum(SPEC, x, weights, out_sharding=out)
-    for found, w in zip(outs, weights, strict=True):
-        assert found.sharding.is_equivalent_to(NamedSharding(mesh, out), 2)
-        np.testing.assert_allclose(found, np.asarray(x) @ np.asarray(w), rtol=1e-5, atol=1e-5)
+    for result, w in zip(outs, weights, strict=True):
+        assert result.sharding.is_equivalent_to(NamedSharding(mesh, out), 2)
+        np.testing.assert_allclose(result, np.asarray(x) @ np.asarray(w), rtol=1e-5, atol=1e-5)
     lowered = jax.jit(lambda x, weights: einsum(SPEC, x, weights, out_sharding=out)).lower(
         x, weights
     )
-    told = explain_einsum(SPEC, x, weights, out_sharding=out)
-    assert told.bytes_per_axis == {"Y": max(bytes_each_way(lowered, mesh, "Y").values())}
+    explanation = explain_einsum(SPEC, x, weights, out_sharding=out)
+    assert explanation.bytes_per_axis == {"Y": max(bytes_each_way(lowered, mesh, "Y").values())}
 
 
 def test_several_weights_accept_everything_that_one_weight_accepts(mesh: jax.sharding.Mesh) -> None:
     x = drawn(mesh, spec(None, "Y"), 3, 8)
     weights = [drawn(mesh, spec("Y", None), 8, width) for width in (12, 6)]
     for order in (weights, weights[::-1]):
-        for found, w in zip(einsum(SPEC, x, order, out_sharding=spec()), order, strict=True):
-            np.testing.assert_allclose(found, np.asarray(x) @ np.asarray(w), rtol=1e-5)
+        for result, w in zip(einsum(SPEC, x, order, out_sharding=spec()), order, strict=True):
+            np.testing.assert_allclose(result, np.asarray(x) @ np.asarray(w), rtol=1e-5)
 
 
 def test_weights_with_different_shardings_are_rejected(mesh: jax.sharding.Mesh) -> None:
@@ -94,15 +94,15 @@ def test_on_a_tpu_a_ring_must_pay(mesh: jax.sharding.Mesh) -> None:
     columns, rows = spec(None, "Y"), spec("Y", None)
     with trace_for("tpu"):
         small = [described(mesh, rows, 64, 64), described(mesh, columns, 64, 64)]
-        told = explain_einsum(SPEC, *small, out_sharding=columns)
-        assert told.choice == "jnp.einsum"
-        assert "plain jit is expected to be faster" in told.reason
+        explanation = explain_einsum(SPEC, *small, out_sharding=columns)
+        assert explanation.choice == "jnp.einsum"
+        assert "plain jit is expected to be faster" in explanation.reason
         large = [described(mesh, rows, 8192, 4096), described(mesh, columns, 4096, 14336)]
-        told = explain_einsum(SPEC, *large, out_sharding=columns)
-        assert told.choice == "gather-matmul"
-        assert "the ring is expected to be faster" in told.reason
+        explanation = explain_einsum(SPEC, *large, out_sharding=columns)
+        assert explanation.choice == "gather-matmul"
+        assert "the ring is expected to be faster" in explanation.reason
         # Whole shards go two hops one way and one the other.
-        assert told.bytes_per_axis == {"Y": 2 * 2048 * 4096 * 2}
+        assert explanation.bytes_per_axis == {"Y": 2 * 2048 * 4096 * 2}
     assert explain_einsum(SPEC, *small, out_sharding=columns).choice == "gather-matmul"
 
 

@@ -39,8 +39,8 @@ def test_the_pictures_name_the_shards_that_arrive(shift: int) -> None:
         return jnp.stack([ring.upstream(Lane(shift, 0, 1), step) for step in range(5)])[None]
 
     place = P("Y")  # type: ignore[no-untyped-call]
-    found = np.asarray(jax.jit(jax.shard_map(sources, mesh=mesh, in_specs=(), out_specs=place))())
+    owners = np.asarray(jax.jit(jax.shard_map(sources, mesh=mesh, in_specs=(), out_specs=place))())
     for device in range(4):
         for step in range(4):
-            assert SCRIPT["source"](device, step, shift) == found[device, step]
-            assert SCRIPT["owner"](device, step, shift) == found[device, step + 1]
+            assert SCRIPT["source"](device, step, shift) == owners[device, step]
+            assert SCRIPT["owner"](device, step, shift) == owners[device, step + 1]

@@ -90,10 +90,12 @@ def test_packed_buffers_arrive_at_the_right_rows(monkeypatch: pytest.MonkeyPatch
     ) -> jax.Array:
         me = lax.axis_index(axis_name)
         row = jnp.arange(operand.shape[0])
-        told = [lax.all_gather(x, axis_name) for x in (input_offsets, send_sizes, output_offsets)]
+        gathered = [
+            lax.all_gather(x, axis_name) for x in (input_offsets, send_sizes, output_offsets)
+        ]
         everyone = lax.all_gather(operand, axis_name)
         for source in range(everyone.shape[0]):
-            start, size, at = (x[source, me] for x in told)
+            start, size, at = (x[source, me] for x in gathered)
             size = jnp.where(size == recv_sizes[source], size, 0)  # both ends must agree
             mine = ((row >= at) & (row < at + size))[:, None]
             rows = everyone[source, jnp.clip(start + row - at, 0, row.size - 1)]
@@ -115,8 +117,8 @@ def test_packed_buffers_arrive_at_the_right_rows(monkeypatch: pytest.MonkeyPatch
     alone[16:], nobody[:] = -1, -1
     assignments = [*(assign(kind, 16, 2) for kind in KINDS), alone, nobody]
     visit_in_turn, ahead = run_on("cuda"), run_on("tpu")
-    for found, assignment in zip(visit_in_turn, assignments, strict=True):
-        assert_true(found, case, assignment)
+    for visit, assignment in zip(visit_in_turn, assignments, strict=True):
+        assert_true(visit, case, assignment)
     # Sent ahead, rows are summed in the same order.
     jax.tree.map(np.testing.assert_array_equal, ahead, visit_in_turn)
 

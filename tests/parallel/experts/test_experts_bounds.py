@@ -175,5 +175,7 @@ def test_vmap_over_tokens_equals_separate_calls(exchange: str) -> None:
         return over_tokens(two)
 
     once = jax.jit(function)(case.a, case.w, chosen, case.gates)
-    found = jax.jit(mapped)(two)
-    np.testing.assert_allclose(found, np.stack([once, 2 * np.asarray(once)]), rtol=1e-5, atol=1e-5)
+    outputs = jax.jit(mapped)(two)
+    np.testing.assert_allclose(
+        outputs, np.stack([once, 2 * np.asarray(once)]), rtol=1e-5, atol=1e-5
+    )

@@ -73,11 +73,11 @@ def test_the_balance_loss_is_one_under_a_uniform_load_and_grows_with_skew() -> N
 def test_an_approximate_routing_reports_the_requested_recall() -> None:
     logits = _normal(2, 16, 8)
     exact = jax.eval_shape(partial(route, k=2), logits)
-    asked = partial(route, k=2, exact=False, recall_target=0.9)
+    approximate_route = partial(route, k=2, exact=False, recall_target=0.9)
     assert exact.recall_target == 1.0
-    assert jax.eval_shape(asked, logits).recall_target == 0.9
-    assert "approx_top_k" in str(jax.make_jaxpr(asked)(logits))
-    assert "recall_target=0.9" in str(jax.make_jaxpr(asked)(logits))
+    assert jax.eval_shape(approximate_route, logits).recall_target == 0.9
+    assert "approx_top_k" in str(jax.make_jaxpr(approximate_route)(logits))
+    assert "recall_target=0.9" in str(jax.make_jaxpr(approximate_route)(logits))
 
 
 @pytest.mark.parametrize(

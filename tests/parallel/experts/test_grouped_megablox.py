@@ -39,10 +39,10 @@ def test_matmuls_and_their_gradients_agree_with_float64() -> None:
 
     mesh = Mesh(np.array(jax.devices()[:2]), ("X",))
     specs = (P("X"), P("X"), P("X"), P())
-    found = jax.jit(jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=P("X")))(
+    outputs = jax.jit(jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=P("X")))(
         x.astype(np.float32), dy.astype(np.float32), SIZES.astype(np.int32), w.astype(np.float32)
     )
-    y, dx, dw = map(np.asarray, found)
+    y, dx, dw = map(np.asarray, outputs)
     for device, sizes in enumerate(SIZES):
         ends = np.cumsum(sizes)
         for group, (size, end) in enumerate(zip(sizes, ends, strict=True)):

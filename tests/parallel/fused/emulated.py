@@ -62,10 +62,10 @@ def check_races() -> None:
     """Raise if the last kernels had a race. JAX keeps the verdict where its users do not look."""
     try:
         module = importlib.import_module("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
-        found = module.races if hasattr(module, "races") else module.get_races()
+        races = module.races if hasattr(module, "races") else module.get_races()
     except (ImportError, AttributeError):
         pytest.skip("this JAX keeps the races that it finds elsewhere")
-    if found is not None and found.races_found:
+    if races is not None and races.races_found:
         raise RuntimeError("RACE DETECTED")
 
 
@@ -94,8 +94,8 @@ def operands(fused: Fused, devices: int, dtype: Any) -> tuple[jax.Array, ...]:
     return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
 
 
-def assert_close(found: jax.Array, exact: np.ndarray[Any, Any]) -> None:
+def assert_close(actual: jax.Array, exact: np.ndarray[Any, Any]) -> None:
     """As exact as one rounding to the result's type, and sums in float32, can be."""
-    allowed = 2.0**-8 if found.dtype == jnp.bfloat16 else 2e-6
-    error = np.max(np.abs(np.asarray(found, np.float64) - exact)) / np.max(np.abs(exact))
+    allowed = 2.0**-8 if actual.dtype == jnp.bfloat16 else 2e-6
+    error = np.max(np.abs(np.asarray(actual, np.float64) - exact)) / np.max(np.abs(exact))
     assert error < allowed

@@ -17,19 +17,19 @@ def test_blocks_fit_and_divide(
     vmem: int, rows: int, columns: int, depth: int, itemsize: int
 ) -> None:
     operands = Operands(itemsize, 4, added=2)
-    found = choose_blocks(rows, columns, depth, operands, vmem=vmem, row_tile=32 // itemsize)
-    assert found is not None
-    assert vmem_bytes_of(found, operands) < vmem
-    assert rows % found.rows == columns % found.columns == depth % found.depth == 0
-    assert found.columns % 128 == found.depth % 128 == 0
+    blocks = choose_blocks(rows, columns, depth, operands, vmem=vmem, row_tile=32 // itemsize)
+    assert blocks is not None
+    assert vmem_bytes_of(blocks, operands) < vmem
+    assert rows % blocks.rows == columns % blocks.columns == depth % blocks.depth == 0
+    assert blocks.columns % 128 == blocks.depth % 128 == 0
 
 
 def test_with_enough_vmem_no_matmul_is_limited_by_hbm() -> None:
     operands = Operands(2, 2)
-    found = choose_blocks(2048, 3584, 4096, operands, vmem=32 * MIB, row_tile=16)
-    assert found == Blocks(1024, 1792, 512)
+    blocks = choose_blocks(2048, 3584, 4096, operands, vmem=32 * MIB, row_tile=16)
+    assert blocks == Blocks(1024, 1792, 512)
     # Multiplications for each byte, of which v6e can do 575 in the time that it reads one.
-    assert found.rows * found.columns / (found.rows + found.columns) > 575
+    assert blocks.rows * blocks.columns / (blocks.rows + blocks.columns) > 575
     small = choose_blocks(2048, 3584, 4096, operands, vmem=12 * MIB, row_tile=16)
     assert small == Blocks(1024, 512, 512)
 

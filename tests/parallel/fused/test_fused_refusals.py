@@ -37,18 +37,18 @@ def message(
 
 
 def test_shapes_that_do_not_fill_tiles_are_rejected() -> None:
-    for shapes, said in (
+    for shapes, reason in (
         (((48, 128), (128, 128)), "the 48 rows of each device's share are not a multiple of 32"),
         (((32, 64), (64, 128)), "the 64 columns of x on each device are not a multiple of 128"),
         (((32, 128), (128, 192)), "the 192 columns of w on each device are not a multiple of 128"),
     ):
-        told = message(fused_allgather_matmul, *shapes)
-        assert told == (
-            f"fused_allgather_matmul: {said}, which the kernel's tiles take; pad them, or use the "
-            "ring functions, which take any"
+        text = message(fused_allgather_matmul, *shapes)
+        assert text == (
+            f"fused_allgather_matmul: {reason}, which the kernel's tiles take; pad them, or use "
+            "the ring functions, which take any"
         )
-    told = message(fused_matmul_reducescatter, (96, 128), (128, 128))
-    assert "the 24 rows of each device's share are not a multiple of 32" in told
+    text = message(fused_matmul_reducescatter, (96, 128), (128, 128))
+    assert "the 24 rows of each device's share are not a multiple of 32" in text
 
 
 def test_rows_that_the_devices_do_not_divide_are_rejected() -> None:
@@ -59,39 +59,39 @@ def test_rows_that_the_devices_do_not_divide_are_rejected() -> None:
 
 
 def test_unsupported_types_and_ranks_are_rejected() -> None:
-    told = message(fused_allgather_matmul, (32, 128), (128, 128), types=(jnp.bfloat16, jnp.float32))
-    assert told == (
+    text = message(fused_allgather_matmul, (32, 128), (128, 128), types=(jnp.bfloat16, jnp.float32))
+    assert text == (
         "fused_allgather_matmul: x and w must both be float32 or both bfloat16, not bfloat16 and "
         "float32; cast them, or use the ring functions"
     )
-    told = message(fused_allgather_matmul, (2, 32, 128), (128, 128))
-    assert "x must be a matrix [rows, columns], but its shape is (2, 32, 128)" in told
-    told = message(fused_matmul_reducescatter, (128, 128), (128, 128), wire_dtype=jnp.float16)
-    assert told == (
+    text = message(fused_allgather_matmul, (2, 32, 128), (128, 128))
+    assert "x must be a matrix [rows, columns], but its shape is (2, 32, 128)" in text
+    text = message(fused_matmul_reducescatter, (128, 128), (128, 128), wire_dtype=jnp.float16)
+    assert text == (
         "fused_matmul_reducescatter: wire_dtype must be 'float32' or 'bfloat16', not 'float16'"
     )
 
 
 def test_a_missing_tpu_is_an_error() -> None:
-    told = message(fused_allgather_matmul, (32, 128), (128, 128))
-    assert "there is no TPU here; emulate one with interpret=pltpu.InterpretParams()" in told
+    text = message(fused_allgather_matmul, (32, 128), (128, 128))
+    assert "there is no TPU here; emulate one with interpret=pltpu.InterpretParams()" in text
 
 
 @pytest.mark.usefixtures("a_tpu")
 def test_too_little_vmem_is_an_error() -> None:
-    told = message(fused_allgather_matmul, (32, 128), (128, 128), vmem_bytes=1 << 20)
-    assert "fit 1048576 bytes of VMEM on each of 2 cores; give it more with" in told
+    text = message(fused_allgather_matmul, (32, 128), (128, 128), vmem_bytes=1 << 20)
+    assert "fit 1048576 bytes of VMEM on each of 2 cores; give it more with" in text
 
 
 def test_emulation_under_a_checked_shard_map_is_rejected() -> None:
-    told = message(
+    text = message(
         fused_allgather_matmul,
         (32, 128),
         (128, 128),
         checked=True,
         interpret=pltpu.InterpretParams(),
     )
-    assert "call jax.shard_map with check_vma=False" in told
+    assert "call jax.shard_map with check_vma=False" in text
 
 
 def test_second_derivatives_and_forward_mode_are_rejected() -> None:

@@ -134,16 +134,16 @@ def expected(operands: list[Known], cotangent: Known) -> list[Known]:
     g = _flat(cotangent)
     shapes = [cotangent.value.shape, *(o.value.shape for o in operands)]
     if not rest:
-        found = [x @ w, g @ w.mT, x.mT @ g]
+        arrays = [x @ w, g @ w.mT, x.mT @ g]
     else:
         (w_out,) = rest
         hidden = x @ w
         activated = hidden * hidden
         d_hidden = (g @ w_out.mT) * hidden.twice()
-        found = [activated @ w_out, d_hidden @ w.mT, x.mT @ d_hidden, activated.mT @ g]
+        arrays = [activated @ w_out, d_hidden @ w.mT, x.mT @ d_hidden, activated.mT @ g]
     return [
         Known(known.value.reshape(to), known.error.reshape(to), known.dtype)
-        for known, to in zip(found, shapes, strict=True)
+        for known, to in zip(arrays, shapes, strict=True)
     ]
 
 

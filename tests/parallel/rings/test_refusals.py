@@ -48,8 +48,8 @@ def test_columns_must_match_the_rows_of_w() -> None:
         (matmul_allreduce, {}),
     ):
         name = function.__name__
-        said = message(function, (3, 4), (5, 6), **options)
-        assert said == f"{name}: x has 4 columns on each device, but w has 5 rows"
+        text = message(function, (3, 4), (5, 6), **options)
+        assert text == f"{name}: x has 4 columns on each device, but w has 5 rows"
 
 
 def test_the_devices_must_divide_columns_or_rows() -> None:

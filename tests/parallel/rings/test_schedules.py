@@ -65,7 +65,7 @@ class Contraction(NamedTuple):
 
 def products(text: str) -> list[Contraction]:
     """The multiplications in their order, each with those it cannot begin before."""
-    found: list[Contraction] = []
+    contractions: list[Contraction] = []
     behind: dict[str, set[str]] = {}
     for line in text.splitlines():
         if not (match := _OPERATION.match(line)):
@@ -74,9 +74,9 @@ def products(text: str) -> list[Contraction]:
         operands = set(re.findall(r"%\w+(?:#\d+)?", rest))
         behind[name] = set().union(*(behind.get(o.split("#")[0], ()) for o in operands))
         if operation == "stablehlo.dot_general":
-            found.append(Contraction(name, operands, set(behind[name])))
+            contractions.append(Contraction(name, operands, set(behind[name])))
             behind[name].add(name)
-    return found
+    return contractions
 
 
 @pytest.mark.parametrize("direction", ["one", "both"])
@@ -88,9 +88,9 @@ def test_matmuls_of_unrolled_steps_cannot_be_merged(direction: str) -> None:
     for layout in LAYOUTS:
         function = sharded(layout, mesh, others, direction=direction, loop="unrolled")
         arguments = [abstract(shape(d, 1, sizes), jnp.float32) for d in layout.operands]
-        found = products(jax.jit(function).lower(*arguments).as_text())
-        assert len(found) >= 4 * (1 if direction == "one" else 2)
-        for one, later in combinations(found, 2):
+        contractions = products(jax.jit(function).lower(*arguments).as_text())
+        assert len(contractions) >= 4 * (1 if direction == "one" else 2)
+        for one, later in combinations(contractions, 2):
             assert one.name in later.waits_for or not one.operands & later.operands, layout.name
 
 
@@ -100,16 +100,18 @@ def reader() -> ModuleType:
 
 
 def test_matmuls_between_start_and_done_are_counted(reader: ModuleType) -> None:
-    found = [(transfer.kind, transfer.beside) for transfer in reader.transfers(SCHEDULED)]
-    assert found == [
+    transfers = [(transfer.kind, transfer.beside) for transfer in reader.transfers(SCHEDULED)]
+    assert transfers == [
         ("collective-permute", 2),
         ("collective-permute", 1),
         ("all-gather", 0),
         ("all-reduce", None),
     ]
-    products, said = reader.summary(SCHEDULED)
+    products, summary = reader.summary(SCHEDULED)
     assert products == "2"
-    assert "collective-permute: 2 asynchronous, 2 with multiplications beside them ([1, 2])" in said
+    assert (
+        "collective-permute: 2 asynchronous, 2 with multiplications beside them ([1, 2])" in summary
+    )
 
 
 def test_emulated_devices_have_only_blocking_permutes(reader: ModuleType) -> None:
@@ -119,5 +121,5 @@ def test_emulated_devices_have_only_blocking_permutes(reader: ModuleType) -> Non
     arguments = [abstract(shape(d, 1, sizes), jnp.float32) for d in layout.operands]
     function = sharded(layout, mesh, others, direction="both", loop="unrolled")
     text = jax.jit(function).lower(*arguments).compile().as_text()
-    found = [(transfer.kind, transfer.beside) for transfer in reader.transfers(text)]
-    assert found == [("collective-permute", None)] * 6
+    transfers = [(transfer.kind, transfer.beside) for transfer in reader.transfers(text)]
+    assert transfers == [("collective-permute", None)] * 6

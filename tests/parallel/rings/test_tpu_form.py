@@ -61,8 +61,8 @@ def test_results_and_gradients_are_as_exact_as_one_matmul(size: int, dtype: str,
         return results
 
     with trace_for("tpu"):
-        found = run_all(inputs)
-    for layout, arrays, results in zip(RINGS, inputs, found, strict=True):
+        outputs = run_all(inputs)
+    for layout, arrays, results in zip(RINGS, inputs, outputs, strict=True):
         *operands, cotangent = (exactly(array, jnp.dtype(dtype)) for array in arrays)
         excesses = list(map(excess, results, expected(operands, cotangent)))
         assert max(excesses) <= 1, f"{layout.name} on {size}: {excesses}"
@@ -171,7 +171,7 @@ def test_sums_are_sent_in_the_wire_dtype() -> None:
     x = jnp.asarray(rng.normal(size=(16, 32)), jnp.bfloat16)
     w = jnp.asarray(rng.normal(size=(32, 24)), jnp.bfloat16)
     exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
-    found, sent = {}, {}
+    outputs, sent = {}, {}
     for wire in (None, jnp.bfloat16):
         function = jax.shard_map(
             partial(matmul_reducescatter, axis_name="Y", scattered="rows", wire_dtype=wire),
@@ -181,12 +181,12 @@ def test_sums_are_sent_in_the_wire_dtype() -> None:
         )
         lowered = jax.jit(function).lower(x, w)
         sent[wire] = sum(bytes_each_way(lowered, mesh, RING).values())
-        found[wire] = np.asarray(jax.jit(function)(x, w), np.float64)
+        outputs[wire] = np.asarray(jax.jit(function)(x, w), np.float64)
     assert sent[None] == 2 * sent[jnp.bfloat16]
     scale = np.abs(x.astype(jnp.float32)) @ np.abs(w.astype(jnp.float32))
-    assert np.max(np.abs(found[None] - exact) / scale) < 2**-8
+    assert np.max(np.abs(outputs[None] - exact) / scale) < 2**-8
     # Rounded at each of three hops, to eight bits of what has been summed.
-    assert np.max(np.abs(found[jnp.bfloat16] - exact) / scale) < 4 * 2**-8
+    assert np.max(np.abs(outputs[jnp.bfloat16] - exact) / scale) < 4 * 2**-8
 
 
 @pytest.mark.parametrize("wire", ["int8", "nonsense"])
@@ -198,9 +198,9 @@ def test_a_wire_dtype_that_is_not_a_float_is_rejected(wire: str) -> None:
         in_specs=(spec(None, "Y"), spec("Y", None)),
         out_specs=spec(None, "Y"),
     )
-    told = (
+    message = (
         "matmul_reducescatter: wire_dtype must be a floating-point type, as jnp.bfloat16, "
         f"not '{wire}'"
     )
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         function(jnp.ones((2, 4)), jnp.ones((4, 2)))

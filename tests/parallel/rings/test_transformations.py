@@ -100,9 +100,9 @@ def test_weights_shared_by_another_axis_get_the_sum_of_its_gradients(check_vma: 
     def plain(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
         return jnp.sum(jnp.sin(jnp.tanh(x @ w) @ v))
 
-    found = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(x, w, v)
-    for mine, theirs in zip(found, jax.grad(plain, argnums=(0, 1, 2))(x, w, v), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=3e-5)
+    gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(x, w, v)
+    for mine, reference in zip(gradients, jax.grad(plain, argnums=(0, 1, 2))(x, w, v), strict=True):
+        np.testing.assert_allclose(mine, reference, atol=3e-5)
 
 
 def test_gradients_of_gradients() -> None:
@@ -125,8 +125,8 @@ def test_gradients_of_gradients() -> None:
         return jax.grad(penalty, argnums=1)
 
     mine = jax.jit(slope(rings))(x, w)
-    theirs = jax.jit(slope(lambda x, w: (x @ w) @ w.T))(x, w)
-    np.testing.assert_allclose(mine, theirs, atol=1e-5 * float(jnp.abs(theirs).max()))
+    reference = jax.jit(slope(lambda x, w: (x @ w) @ w.T))(x, w)
+    np.testing.assert_allclose(mine, reference, atol=1e-5 * float(jnp.abs(reference).max()))
 
 
 def test_integers_are_summed_exactly() -> None:

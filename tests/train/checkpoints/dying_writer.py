@@ -45,9 +45,9 @@ def saved(step: int) -> Saved:
 def write(folder: str, step: int, before: Callable[[], None] = lambda: None) -> None:
     """Save a step and wait until it is whole."""
     checkpoints = Checkpoints(folder, set, print, fence_of())
-    found = saved(step)
+    state = saved(step)
     before()
-    checkpoints.save(step, found, make_mesh({"data": 1}))
+    checkpoints.save(step, state, make_mesh({"data": 1}))
     checkpoints.close()
 
 

@@ -37,6 +37,10 @@ def with_data(steps: int, **of_data: Any) -> Recipe:
     return replace(toy(steps), data=replace(toy(steps).data, **of_data))
 
 
+def wider(key: Any) -> Any:
+    return jax.tree.map(lambda array: 2 * array, SHARDED.init(key))
+
+
 def louder(params: Any, batch: Any, key: Any) -> Any:
     value, metrics = SHARDED.loss(params, batch, key)
     return 2 * value, metrics
@@ -72,13 +76,17 @@ FEWER_ROWS = {name: column[:100] for name, column in ROWS.items()}
             lambda: toy(8, model=replace(SHARDED, loss=louder)),
             "the model's loss computes something",
         ),
+        (
+            lambda: toy(8, model=replace(SHARDED, init=wider)),
+            "the model's parameters are initialized differently",
+        ),
     ],
 )
 def test_a_breaking_change_is_described(change: Callable[[], Recipe], message: str) -> None:
-    (found,) = (
+    (difference,) = (
         change for change in find_changes(origin(toy(8)), origin(change())) if change.breaking
     )
-    assert message in found.text
+    assert message in difference.text
 
 
 def origin(recipe: Recipe) -> dict[str, Any]:
@@ -88,9 +96,9 @@ def origin(recipe: Recipe) -> dict[str, Any]:
         state = abstract_state(recipe, mesh)
         batch = BatchLoader(recipe.data, mesh, recipe.model.batch_spec()).shapes()
         traced = trace_loss(recipe.model, state.params, batch).jaxpr
-        found = provenance(recipe, mesh, state, traced)
-    assert json.loads(json.dumps(found)) == found
-    return found
+        recorded = provenance(recipe, mesh, state, traced)
+    assert json.loads(json.dumps(recorded)) == recorded
+    return recorded
 
 
 def test_a_changed_recipe_is_refused_and_changes_no_file(six_steps: Path) -> None:
@@ -133,6 +141,20 @@ def test_a_new_option_of_a_model_is_no_change_until_it_is_used() -> None:
     assert (used.text, used.breaking) == ("model compute_dtype float32 → bfloat16", True)
 
 
+def test_pretrained_parameters_are_resumed() -> None:
+    weights = jax.tree.map(np.asarray, SHARDED.init(jax.random.key(0)))
+    others = jax.tree.map(lambda array: array + 1, weights)
+    before = origin(toy(8, model=replace(SHARDED, init=lambda _: weights)))
+    after = origin(toy(8, model=replace(SHARDED, init=lambda _: others)))
+    assert find_changes(before, after) == ()
+
+
+def test_a_checkpoint_without_a_record_of_the_initialization_is_resumed() -> None:
+    before, now = origin(toy(8)), origin(toy(8))
+    del before["model"]["init"]
+    assert find_changes(before, now) == ()
+
+
 def test_the_same_recipe_resumes_on_other_chips() -> None:
     now = origin(toy(8))
     # A model may be traced otherwise for other chips, and is no other for that.
@@ -149,10 +171,10 @@ def test_the_same_recipe_resumes_on_other_chips() -> None:
 def test_across_versions_of_jax_programs_are_not_compared() -> None:
     before, now = origin(toy(8)), origin(replace(toy(8), optimizer=optax.adam(0.01)))
     old = {**before, "versions": {**before["versions"], "jax": "0.9.0"}}
-    found = find_changes(old, now)
-    assert not any(change.breaking for change in found)
-    assert "the optimizer, which cannot be compared across versions" in [c.text for c in found]
-    assert any(change.text.startswith("jax 0.9.0 → ") for change in found)
+    changes = find_changes(old, now)
+    assert not any(change.breaking for change in changes)
+    assert "the optimizer, which cannot be compared across versions" in [c.text for c in changes]
+    assert any(change.text.startswith("jax 0.9.0 → ") for change in changes)
 
 
 def test_a_harmless_change_is_logged_and_not_refused(
@@ -199,7 +221,7 @@ def test_a_run_resumes_from_a_checkpoint_of_version_0_1_with_a_message(
     undisturbed = fit(toy(5), checkpoint=None)
     # As version 0.1 wrote them: the position counted in batches, and no mark beside.
     monkeypatch.setattr(checkpoint, "RECORDS", checkpoint.OLD_POSITION)
-    monkeypatch.setattr(checkpoint, "_to_words", lambda taken: np.asarray(taken // 16, np.int32))
+    monkeypatch.setattr(checkpoint, "_to_words", lambda array: np.asarray(array // 16, np.int32))
     fit(toy(3), checkpoint=tmp_path)
     monkeypatch.undo()
     shutil.rmtree(tmp_path / "drumline")
@@ -276,5 +298,5 @@ def test_a_learning_rate_in_the_optimizer_state_is_compared() -> None:
         injected = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
         return replace(toy(8), optimizer=injected)
 
-    (found,) = find_changes(origin(made(0.1)), origin(made(0.2)))
-    assert found.text == "the optimizer's numbers 0.1 → 0.2"
+    (change,) = find_changes(origin(made(0.1)), origin(made(0.2)))
+    assert change.text == "the optimizer's numbers 0.1 → 0.2"

@@ -75,19 +75,19 @@ def test_a_second_training_is_refused_until_the_first_is_killed(
 
 
 def test_a_child_that_outlives_a_killed_training_does_not_hold_the_folder(tmp_path: Path) -> None:
-    held = subprocess.Popen(
+    holder = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", HOLDER, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert held.stdout is not None
-    with held:
-        child = int(held.stdout.readline())
-        with pytest.raises(UserError, match=f"process {held.pid} on "):
+    assert holder.stdout is not None
+    with holder:
+        child = int(holder.stdout.readline())
+        with pytest.raises(UserError, match=f"process {holder.pid} on "):
             claim.claim(str(tmp_path))
-        held.send_signal(signal.SIGKILL)
-        held.wait()
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
         os.kill(child, 0)
         claim.claim(str(tmp_path)).release()
 

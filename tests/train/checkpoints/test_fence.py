@@ -63,9 +63,9 @@ def claimed(records: ClaimRecords, writer: Writer, complete: tuple[str, ...] = (
 def test_who_may_claim_a_folder(
     holder: Writer, released: bool, writer: Writer, is_over: bool, reason: str
 ) -> None:
-    found = refusal(Claim(5, 5, holder, released=released), writer, is_over=is_over)
-    assert found.startswith(reason) if reason and reason[0] == "i" else reason in found
-    assert bool(found) == bool(reason)
+    reason_text = refusal(Claim(5, 5, holder, released=released), writer, is_over=is_over)
+    assert reason_text.startswith(reason) if reason and reason[0] == "i" else reason in reason_text
+    assert bool(reason_text) == bool(reason)
 
 
 def test_a_replaced_writer_is_stopped_at_its_next_announcement(
@@ -116,9 +116,9 @@ def test_a_late_start_of_an_old_attempt_is_refused(records: ClaimRecords) -> Non
         UserError, match=r"a later attempt has claimed it .* remove run/drumline/cl"
     ):
         claimed(records, replace(JOB, id="late", fence=6))
-    found = newest(records)
-    assert found is not None
-    assert found.writer == JOB
+    claim = newest(records)
+    assert claim is not None
+    assert claim.writer == JOB
 
 
 def test_removing_the_claims_by_hand_stops_their_holder(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_a_claim_whose_answer_was_lost_is_held(bucket: str) -> None:
     """The client repeats a call that was not answered, and the object is there by then."""
     records = BucketRecords(bucket)
     fence = claimed(records, JOB)
-    held = records.read(fence.number)
-    assert held is not None
-    assert records.create(fence.number, held)
-    other = {**held, "writer": {**held["writer"], "id": "b"}}
+    record = records.read(fence.number)
+    assert record is not None
+    assert records.create(fence.number, record)
+    other = {**record, "writer": {**record["writer"], "id": "b"}}
     assert not records.create(fence.number, other)
 
 
@@ -220,9 +220,9 @@ def test_of_several_writers_that_claim_at_once_one_succeeds(tmp_path: Path) -> N
         thread.start()
     for thread in threads:
         thread.join()
-    found = newest(DiskRecords(str(tmp_path)))
-    assert found is not None
-    assert found.writer.id in holders
+    claim = newest(DiskRecords(str(tmp_path)))
+    assert claim is not None
+    assert claim.writer.id in holders
 
 
 @given(seed=st.integers(0, 2**32))

@@ -41,8 +41,8 @@ def test_the_checkpoint_of_an_earlier_attempt_is_kept_until_a_later_one_is_verif
     tmp_path: Path,
 ) -> None:
     write(str(tmp_path), 1)
-    bad, found = attempt(tmp_path)
-    assert step_of(found) == 1
+    bad, restored = attempt(tmp_path)
+    assert step_of(restored) == 1
     add(bad, 2)
     assert step_of(bad.restore(saved(0).state, make_mesh(MESH))) == 2
     add(bad, 3)
@@ -51,8 +51,8 @@ def test_the_checkpoint_of_an_earlier_attempt_is_kept_until_a_later_one_is_verif
     assert bad.mark_suspect("it computes wrong results", wait=True) == [3]
     bad.close()
     assert not (tmp_path / "drumline" / "2.json").exists()
-    good, found = attempt(tmp_path)
-    assert step_of(found) == 1
+    good, restored = attempt(tmp_path)
+    assert step_of(restored) == 1
     good.close()
 
 
@@ -73,25 +73,25 @@ def test_a_suspect_checkpoint_is_not_used_if_its_replacement_is_incomplete(
     with pytest.raises(RuntimeError, match="killed"):
         add(second, 2)
     second.close()
-    third, found = attempt(tmp_path)
-    assert step_of(found) == 1
+    third, restored = attempt(tmp_path)
+    assert step_of(restored) == 1
     add(third, 2)
     third.close()
-    fourth, found = attempt(tmp_path)
-    assert step_of(found) == 2
+    fourth, restored = attempt(tmp_path)
+    assert step_of(restored) == 2
     fourth.close()
 
 
 def test_if_all_checkpoints_are_suspect_a_run_starts_from_scratch_and_replaces_them(
     tmp_path: Path,
 ) -> None:
-    bad, found = attempt(tmp_path)
-    assert found is None
+    bad, restored = attempt(tmp_path)
+    assert restored is None
     add(bad, 2)
     bad.mark_suspect("it computes wrong results", wait=True)
     bad.close()
-    good, found = attempt(tmp_path)
-    assert found is None
+    good, restored = attempt(tmp_path)
+    assert restored is None
     add(good, 2)
     good.close()
     assert step_of(attempt(tmp_path)[1]) == 2

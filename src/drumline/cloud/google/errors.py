@@ -1,24 +1,16 @@
-"""Parses and classifies the errors of Google's REST APIs. Pure functions.
+"""Classifies the errors of Google's REST APIs and explains them. Pure functions.
 
-`parse_error` parses an HTTP response. REST maps the sixteen codes of gRPC to fewer HTTP codes: 409
-is ABORTED or ALREADY_EXISTS, 400 is INVALID_ARGUMENT or FAILED_PRECONDITION. The `status` in the
-body distinguishes them. The HTML page of a proxy has only the HTTP code.
-
-`classify` and `refusal` give an error its kind, its scope and a sentence for the user. A table has
-the texts that the cloud is known to send. RESOURCE_EXHAUSTED (8) means stockout, quota or rate, so
-the text is matched first, and the code decides only if no pattern matches. An unknown text is
-UNKNOWN, not the most likely kind. `drumline list` prints the sentence, and `jobs.core.refusals`
-decides the reaction.
+`classify`, `explain` and `refusal` give an error its kind, its scope and sentences for the user. A
+table has the texts that the cloud is known to send. RESOURCE_EXHAUSTED (8) means stockout, quota or
+rate, so the text is matched first, and the code decides only if no rule matches. An unknown text is
+UNKNOWN, not the most likely kind. `drumline list` and `drumline explain` print the sentences, and
+`jobs.core.refusals` decides the reaction. `responses` parses what is classified here.
 """
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from enum import IntEnum
-from typing import Any
 
 from drumline.observed import Fault, FaultKind, Refusal, Scope
 
@@ -44,278 +36,343 @@ class Rpc(IntEnum):
     UNAUTHENTICATED = 16
 
 
-# Error responses ---------------------------------------------------------------------------------
-
-_CODE_BY_HTTP = {
-    400: Rpc.INVALID_ARGUMENT,
-    401: Rpc.UNAUTHENTICATED,
-    403: Rpc.PERMISSION_DENIED,
-    404: Rpc.NOT_FOUND,
-    408: Rpc.DEADLINE_EXCEEDED,
-    409: Rpc.ABORTED,
-    412: Rpc.FAILED_PRECONDITION,
-    416: Rpc.OUT_OF_RANGE,
-    429: Rpc.RESOURCE_EXHAUSTED,
-    499: Rpc.CANCELLED,
-    500: Rpc.INTERNAL,
-    501: Rpc.UNIMPLEMENTED,
-    502: Rpc.UNAVAILABLE,
-    503: Rpc.UNAVAILABLE,
-    504: Rpc.DEADLINE_EXCEEDED,
-}
-_RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
-_BUSY = re.compile(r"unable to queue the operation", re.IGNORECASE)
-# Texts seen with 429 and 503 that a retry within seconds does not change. The word quota alone is
-# not enough, because a limit on calls per minute mentions it too.
-_PERSISTENT = re.compile(r"ForTPUAPI|\bcapacity\b|\bQuota limit\b|QuotaFailure", re.IGNORECASE)
-_RATE_LIMIT = re.compile(r"requests? per (?:minute|second|user)|RATE_LIMIT_EXCEEDED", re.IGNORECASE)
-_MAX_MESSAGE_LENGTH = 2000
-
-
-@dataclass(frozen=True)
-class ErrorResponse:
-    """A response other than success."""
-
-    http: int
-    code: int
-    text: str
-    retry_after: float | None = None
-    """The seconds that the cloud asks the caller to wait."""
-
-    @property
-    def is_transient(self) -> bool:
-        """True if the same call may succeed seconds later."""
-        if self.http == 409:
-            return bool(_BUSY.search(self.text))
-        if self.http not in _RETRYABLE:
-            return False
-        return bool(_RATE_LIMIT.search(self.text)) or not _PERSISTENT.search(self.text)
-
-
-def parse_error(http: int, body: bytes, headers: Mapping[str, str], now: datetime) -> ErrorResponse:
-    """Parse an HTTP response other than success."""
-    error = _error_object(body)
-    details = list(_details(error))
-    text = error_text(error) or _first_line(body) or f"HTTP {http}"
-    retry_after = _retry_after_header(headers.get("retry-after"), now)
-    if retry_after is None:
-        retry_after = _retry_info(details)
-    return ErrorResponse(http, _rpc_code(http, error, details, text), text, retry_after)
-
-
-def error_text(error: Mapping[str, Any]) -> str:
-    """Return the message of a google.rpc.Status, with the quota and reason from its details."""
-    texts = [str(error.get("message") or "").strip()]
-    for detail in _details(error):
-        type_name = str(detail.get("@type", "")).rpartition(".")[2]
-        if type_name == "QuotaFailure":
-            violations = detail.get("violations")
-            for violation in violations if isinstance(violations, list) else []:
-                description = violation.get("description") if isinstance(violation, dict) else None
-                texts.append(f"QuotaFailure: {description or 'no description'}")
-        elif type_name == "ErrorInfo" and detail.get("reason"):
-            texts.append(f"[{detail['reason']}]")
-    return " ".join(text for text in texts if text)[:_MAX_MESSAGE_LENGTH]
-
-
-def _error_object(body: bytes) -> Mapping[str, Any]:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    # A streaming front end wraps the error into a list.
-    if isinstance(value, list) and value:
-        value = value[0]
-    error = value.get("error") if isinstance(value, dict) else None
-    return error if isinstance(error, dict) else {}
-
-
-def _details(error: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    details = error.get("details")
-    return (item for item in details if isinstance(item, dict)) if isinstance(details, list) else ()
-
-
-def _rpc_code(
-    http: int, error: Mapping[str, Any], details: list[Mapping[str, Any]], text: str
-) -> int:
-    status = error.get("status")
-    if isinstance(status, str) and status in Rpc.__members__:
-        return Rpc[status].value
-    if any(str(item.get("@type", "")).endswith("QuotaFailure") for item in details):
-        return Rpc.RESOURCE_EXHAUSTED.value
-    # Cloud Storage and front ends send no status.
-    if http == 409 and "already exists" in text.lower():
-        return Rpc.ALREADY_EXISTS.value
-    return _CODE_BY_HTTP.get(http, Rpc.INTERNAL if http >= 500 else Rpc.UNKNOWN).value
-
-
-def _first_line(body: bytes) -> str:
-    """Return an HTML or text body as one short line."""
-    text = body[:20_000].decode(errors="replace")
-    title = re.search(r"<title>([^<]*)</title>", text, re.IGNORECASE)
-    text = title[1] if title else re.sub(r"<[^>]*>", " ", text)
-    return " ".join(text.split())[:200]
-
-
-def _retry_after_header(value: str | None, now: datetime) -> float | None:
-    """Return the seconds of a Retry-After header, which has a number or a date."""
-    if value is None:
-        return None
-    if re.fullmatch(r"\s*\d{1,9}\s*", value, re.ASCII):
-        return float(value)
-    try:
-        return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _retry_info(details: Iterable[Mapping[str, Any]]) -> float | None:
-    for detail in details:
-        if str(detail.get("@type", "")).endswith("RetryInfo"):
-            delay = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)s", str(detail.get("retryDelay")))
-            if delay:
-                return float(delay[1])
-    return None
-
-
 # Classification ----------------------------------------------------------------------------------
 
-_SENTENCES = {
-    FaultKind.STOCKOUT: "no capacity in {zone}",
-    FaultKind.QUOTA: "quota in {zone} is used up",
-    FaultKind.RATE: "too many calls to Google, slowing down",
-    FaultKind.DENIED: "the project may not use {zone}",
-    FaultKind.LOGIN: (
-        "Google login is missing or expired: run gcloud auth application-default login"
-    ),
-    FaultKind.PREEMPTED: "preempted in {zone}",
-    FaultKind.CONFLICT: "{zone} is busy with another change, trying again",
-    FaultKind.INVALID: "the request was refused: {text}",
-    FaultKind.NOT_FOUND: "not found in {zone}: {text}",
-    FaultKind.TRANSIENT: "no answer from the cloud for {zone}, trying again",
-    FaultKind.UNKNOWN: "{zone} refused: {text}",
-}
-"""Sentences for the user, with {zone}, and {text} for the message of the cloud."""
-
 
 @dataclass(frozen=True)
-class _Pattern:
-    """A pattern for the text of an error, its meaning, and an example."""
+class Rule:
+    """A pattern for the text of an error, and its meaning."""
 
     regex: re.Pattern[str]
     kind: FaultKind
     scope: Scope
     example: str
+    sentence: str
+    """Replaces the sentence of the kind, if not empty."""
+    advice: str
+    """Replaces the advice of the kind, if not empty."""
+    codes: frozenset[int | None] | None
+    """The codes for which the rule holds; None is all."""
 
 
-def _pattern(regex: str, kind: FaultKind, scope: Scope, example: str) -> _Pattern:
-    return _Pattern(re.compile(regex, re.IGNORECASE), kind, scope, example)
+def _rule(
+    regex: str,
+    kind: FaultKind,
+    scope: Scope,
+    example: str,
+    *,
+    sentence: str = "",
+    advice: str = "",
+    codes: frozenset[int | None] | None = None,
+) -> Rule:
+    return Rule(re.compile(regex, re.IGNORECASE), kind, scope, example, sentence, advice, codes)
 
 
-# The first pattern that matches decides. A zone or region in the text sets the scope of QUOTA.
-_PATTERNS: tuple[_Pattern, ...] = (
-    # Before quota, because the text is "Quota exceeded for … 'CreateNode requests per minute'".
-    _pattern(
-        r"requests? per (?:minute|second|user|\d+ seconds)|RATE_LIMIT_EXCEEDED",
-        FaultKind.RATE,
+_QUOTED = r"['\"“”‘’`]"
+_ZONE_NAME = re.compile(r"(?<![\w/-])[a-z]+(?:-[a-z]+)+\d+-[a-z]\b", re.IGNORECASE)
+_REJECTION = (
+    r"(?:\bnot\b|n't\b|\bcannot\b).{0,60}?"
+    r"\b(?:found|available|supported|offered|valid|permitted|allowed|enabled|used|exist|served)\b"
+    r"|\bunsupported\b|\bunavailable\b|\binvalid\b|\bunknown\b|\bno such\b"
+)
+_PLACE = (
+    rf"\b(?:zone|location|region)\b|{_ZONE_NAME.pattern}"
+    rf"|/(?:zones|locations)/[\w-]+(?:{_QUOTED}"
+    r"|/(?:acceleratorTypes|machineTypes|runtimeVersions|reservations)/)"
+)
+# A chip quota. The limit of a number of calls has a name as well, with spaces or PerMinute in it.
+_CHIP_QUOTA = (
+    rf"\b(?:quota|limit)(?: limit)? ?:? ?{_QUOTED}"
+    r"(?!\w*Per(?:Minute|Second|Hour|Day))[\w./-]*(?:TPU|PerZone|PerRegion)"
+)
+# An answer about the request, in contrast to one about the caller or from a failing service.
+_ABOUT_REQUEST: frozenset[int | None] = frozenset({2, 3, 5, 9, 11, 12, None})
+# No code, or one that means nothing: only then do weak words decide.
+_NO_CODE: frozenset[int | None] = frozenset({2, None})
+
+_FIX_JOB = "correct the job file, then run `drumline resume`"
+
+# The first rule that matches decides. A zone or region in the text sets the scope of QUOTA.
+RULES: tuple[Rule, ...] = (
+    # --- The login
+    _rule(
+        r"\binvalid_(?:grant|rapt|client)\b|reauth(?:entication)?\b.{0,20}(?:needed|required|error)"
+        r"|reauth related error|ACCESS_TOKEN_(?:EXPIRED|TYPE_UNSUPPORTED)|CREDENTIALS_MISSING"
+        r"|no Google credentials|Google credentials have expired"
+        r"|(?:invalid|missing|required) authentication credential"
+        r"|default credentials (?:were|was|have|are)? ?not (?:be )?(?:found|automatically)"
+        r"|could not automatically determine credentials"
+        r"|token (?:has been|is|was) (?:expired|revoked)",
+        FaultKind.LOGIN,
         Scope.PROJECT,
-        "Maximum number of CreateNode requests per minute",
+        "no Google credentials: run gcloud auth application-default login",
     ),
-    _pattern(
-        r"\bno more capacity\b",
-        FaultKind.STOCKOUT,
-        Scope.ZONE,
-        'There is no more capacity in the zone "us-central2-b"; you can try in another zone',
+    # --- No answer, whatever text came instead of one
+    _rule(
+        r"^no answer from\b",
+        FaultKind.TRANSIENT,
+        Scope.REQUEST,
+        "no answer from tpu.googleapis.com: ConnectTimeout",
+        codes=_NO_CODE,
     ),
-    _pattern(
-        r"\binsufficient (?:reserved )?capacity\b",
-        FaultKind.STOCKOUT,
-        Scope.ZONE,
-        "Insufficient reserved capacity. Contact customer support to increase your reservation.",
-    ),
-    _pattern(
-        r"RESOURCE_POOL_EXHAUSTED|does not have enough resources available",
-        FaultKind.STOCKOUT,
-        Scope.ZONE,
-        "The zone 'us-central1-a' does not have enough resources available",
-    ),
-    _pattern(
-        r"Quota (?:limit )?'[^']{0,150}PerZone[^']{0,150}'",
+    # --- Quota of chips, before the limits of calls because both say "quota exceeded"
+    _rule(
+        rf"{_CHIP_QUOTA}\w*PerZone",
         FaultKind.QUOTA,
         Scope.ZONE,
         "Quota 'TPUV6EPerProjectPerZoneForTPUAPI' exhausted. Limit 64 in zone europe-west4-a",
     ),
-    _pattern(
-        r"Quota (?:limit )?'[^']{0,150}PerRegion[^']{0,150}'",
+    _rule(
+        _CHIP_QUOTA,
         FaultKind.QUOTA,
         Scope.REGION,
         "Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0",
     ),
-    # Without zone or region in the text: addresses and disks are counted per region.
-    _pattern(
-        r"QuotaFailure|\bQuota (?:limit )?'[^']*' (?:exhausted|exceeded|has been exceeded)"
-        r"|\bquota exceeded\b|\binsufficient quota\b",
-        FaultKind.QUOTA,
-        Scope.REGION,
-        "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8.0 in region us-central1.",
+    # --- The rate of calls
+    _rule(
+        r"(?:request|quer(?:y|ie)|call|operation|read|write|mutation)s?\b.{0,60}"
+        r"\bper[ _](?:\d+ )?(?:second|minute|hour|day|user)"
+        r"|\b(?:quota|limit)\b.{0,200}per[ _]?(?:\d+ )?(?:second|minute|hour|day)"
+        r"|RATE_LIMIT_EXCEEDED|\b(?:user)?rate ?limit ?exceeded|\btoo many requests\b"
+        r"|\brate[ -]limit(?:ed|s|ing)?\b|^HTTP 429$",
+        FaultKind.RATE,
+        Scope.PROJECT,
+        "Maximum number of CreateNode requests per minute",
     ),
-    _pattern(
-        r"in state PREEMPTED\b|\b(?:was|been) preempted\b",
+    # --- Preemption
+    _rule(
+        r"\bstate:? ?['\"]?PREEMPTED\b|\b(?:was|were|been|got|is|being) preempted\b"
+        r"|\bpreempted (?:by|during|while|before)\b|compute\.instances\.preempted",
         FaultKind.PREEMPTED,
         Scope.ZONE,
         "update is not supported while in state PREEMPTED",
     ),
-    _pattern(
-        r"\bLocation\b.{0,200}\bis not found or access is unauthorized",
+    # --- Stockout
+    _rule(
+        r"\b(?:no|not enough|not have|insufficient|lack(?:s|ing)?(?: of)?|out of|without)\b"
+        r"(?: (?!quota)\w+){0,2} capacity\b|\binsufficientCapacity\b"
+        r"|\bcapacity\b.{0,40}\b(?:not available|unavailable|exhausted|is full)\b"
+        r"|\bstock(?:ed)?[ _-]?out|RESOURCE_POOL_EXHAUSTED|RESOURCE_AVAILABILITY\b"
+        r"|\b(?:does|do|did) not have (?:enough|sufficient)(?: \w+){0,2} (?:resources|capacity)"
+        r"|\b(?:not enough|insufficient|no|lack of)(?: (?!quota)\w+){0,2} resources\b"
+        r"|\bno available (?:\w+ )?(?:resources|machines|slices|chips)\b"
+        r"|\bis currently unavailable in the\b"
+        r"|\bresources\b.{0,60}\bare (?:currently |temporarily )?(?:not available|unavailable)",
+        FaultKind.STOCKOUT,
+        Scope.ZONE,
+        'There is no more capacity in the zone "us-central2-b"; you can try in another zone',
+    ),
+    # --- All other quotas. Addresses and disks are counted per region.
+    _rule(
+        rf"QuotaFailure|QUOTA_EXCEEDED|\bquotaExceeded\b|\bquota\b(?!-).{{0,150}}"
+        rf"\b(?:exhausted|exceeded|used up)\b|\binsufficient(?: \w+){{0,3}} quota\b"
+        rf"|\bexceeds?\b.{{0,40}}\bquota\b|\bnot have enough quota\b|\bno quota\b"
+        r"|\bexceeds the allowed maximum\b"
+        rf"|Quota {_QUOTED}[^'\"]*{_QUOTED} (?:exhausted|exceeded)",
+        FaultKind.QUOTA,
+        Scope.REGION,
+        "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8.0 in region us-central1.",
+    ),
+    # --- Access to a location
+    _rule(
+        r"LOCATION_POLICY_VIOLATED|gcp\.resourceLocations"
+        r"|Permission denied on (?:resource )?['\"]?(?:projects/[^/\s]+/)?(?:locations|zones)/"
+        r"|\bLocation\b.{0,200}\bis not found or access is unauthorized",
         FaultKind.DENIED,
         Scope.ZONE,
-        "Location us-central2-b is not found or access is unauthorized.",
+        "Permission denied on 'locations/us-central2-b' (or it may not exist).",
     ),
-    _pattern(
+    _rule(
         r"not have permission to submit requests",
         FaultKind.DENIED,
         Scope.ZONE,
         "User does not have permission to submit requests into this queue for accelerator type "
         "v5p-8 in location us-east1-d.",
     ),
-    _pattern(
-        r"SERVICE_DISABLED|API has not been used in project|billing (?:to be|is not|must be)"
-        r"|BILLING_DISABLED|Constraint constraints/",
+    # --- Organization policies
+    _rule(
+        r"vmExternalIpAccess",
+        FaultKind.DENIED,
+        Scope.REQUEST,
+        "Constraint constraints/compute.vmExternalIpAccess violated for project 7.",
+        sentence="an organization policy forbids external addresses",
+        advice="ask an administrator to exempt the project from constraints/"
+        "compute.vmExternalIpAccess, or request slices without external addresses, "
+        "then run `drumline resume`",
+    ),
+    _rule(
+        r"\bconstraint\b.{0,20}constraints/|\bconstraints/[a-z]+\.\w+.{0,40}violated"
+        r"|\bviolates?\b.{0,40}\borganization(?:'s|al)? polic|ORG_POLICY|orgpolicy",
+        FaultKind.DENIED,
+        Scope.REQUEST,
+        "Constraint constraints/compute.requireShieldedVm violated for project 7.",
+        sentence="an organization policy forbids the request",
+        advice="ask an administrator to exempt the project from {constraint}, "
+        "then run `drumline resume`",
+    ),
+    _rule(
+        r"vpcServiceControls|SECURITY_POLICY_VIOLATED|prohibited by organization's policy"
+        r"|ORG_RESTRICTION",
+        FaultKind.DENIED,
+        Scope.PROJECT,
+        "Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: x",
+        sentence="a service perimeter of the organization forbids calls from here",
+        advice="ask an administrator for access, or run the server inside the perimeter",
+    ),
+    # --- The project
+    _rule(
+        r"SERVICE_DISABLED|SERVICE_NOT_ACTIVATED|\baccessNotConfigured\b"
+        r"|API has not been used in project|\bAPI\b.{0,80}\b(?:is disabled|is not enabled|not been"
+        r" enabled)|enable it by visiting",
         FaultKind.DENIED,
         Scope.PROJECT,
         "Cloud TPU API has not been used in project 1 before or it is disabled.",
+        sentence="the API {service} is disabled in the project",
+        advice="run `gcloud services enable {service}`",
     ),
-    _pattern(
-        r"Permission '[^']*' denied on (?:resource )?['\"]?(?://[^/\s]*/)?projects/[^/'\"\s]+"
-        r"(?=['\"\s(.,]|$)",
+    _rule(
+        r"\bbilling\b.{0,60}\b(?:disabled|not|must|delinquent|closed|free[ -]trial|absent)\b"
+        r"|BILLING_(?:DISABLED|STATUS)|\bbillingNotEnabled\b|\bfree[ -]trial\b"
+        r"|\bbilling to be\b|\bwithout (?:a )?billing\b",
         FaultKind.DENIED,
         Scope.PROJECT,
-        "Permission 'tpu.nodes.list' denied on 'projects/p'",
+        "This API method requires billing to be enabled.",
+        sentence="billing is not enabled for the project",
+        advice="link an open billing account to the project in the console "
+        "(https://console.cloud.google.com/billing)",
     ),
-    _pattern(
-        r"Permission '[^']*' denied on",
+    _rule(
+        r"CONSUMER_(?:SUSPENDED|INVALID)|USER_PROJECT_DENIED|PROJECT_(?:DELETED|INVALID)"
+        r"|GCP_SUSPENDED|\bproject\b.{0,60}\b(?:suspended|(?:not found|deleted)\b.{0,20}"
+        r"\b(?:deleted|deactivated)|was denied|marked for deletion)",
+        FaultKind.DENIED,
+        Scope.PROJECT,
+        "Consumer 'projects/7' has been suspended. [CONSUMER_SUSPENDED]",
+        sentence="the project is suspended, deleted or closed to this account",
+        advice="check `project` in config.yaml and the project's state in the console",
+    ),
+    _rule(
+        r"insufficient authentication scopes|ACCESS_TOKEN_SCOPE_INSUFFICIENT",
+        FaultKind.DENIED,
+        Scope.PROJECT,
+        "Request had insufficient authentication scopes.",
+        sentence="the login of this machine lacks the scope cloud-platform",
+        advice="run gcloud auth application-default login, or give the machine the scope "
+        "https://www.googleapis.com/auth/cloud-platform",
+    ),
+    # --- Permissions. Whoever may not list a location has no grant there; on the project, on one
+    # resource, or with the reason of IAM, a role is missing.
+    _rule(
+        r"Permission ['\"]?[\w.]+['\"]? denied on (?:resource )?['\"]?(?://[^/\s]*/)?"
+        r"projects/[^/'\"\s]+/locations/[^/'\"\s]+(?:/[a-zA-Z]+)?(?=['\"\s(.,]|$)"
+        r"(?!.*IAM_PERMISSION_DENIED)",
         FaultKind.DENIED,
         Scope.ZONE,
         "Permission 'tpu.nodes.list' denied on 'projects/p/locations/us-central2-b'",
     ),
-    _pattern(
-        r"\binvalid_grant\b|Reauthentication (?:is )?(?:needed|required)|ACCESS_TOKEN_EXPIRED"
-        r"|no Google credentials|Google credentials have expired|invalid authentication credential",
-        FaultKind.LOGIN,
-        Scope.PROJECT,
-        "no Google credentials: run gcloud auth application-default login",
+    _rule(
+        r"Permission ['\"]?[\w.]+['\"]? denied on\s*$",
+        FaultKind.DENIED,
+        Scope.ZONE,
+        "Permission 'tpu.nodes.list' denied on",
     ),
-    _pattern(
-        r"unable to queue the operation",
+    _rule(
+        r"Permission ['\"]?[\w.]+['\"]? denied\b|IAM_PERMISSION_DENIED|\bactAs\b"
+        r"|\bact as (?:the |a )?service[ _]account|serviceAccountUser\b"
+        r"|Required ['\"]?[a-z]+\.\w+\.\w+['\"]? permission|\bmissing (?:the )?permission"
+        r"|\b(?:lacks?|requires?|without|needs?)\b.{0,40}\bpermissions?\b"
+        r"|\bnot have ['\"]?[a-z]+\.\w+\.\w+['\"]? (?:access|permission)",
+        FaultKind.DENIED,
+        Scope.PROJECT,
+        "Permission 'tpu.nodes.get' denied on 'projects/p/locations/us-central1-b/nodes/n'",
+    ),
+    # --- Another operation, or the same request before
+    _rule(
+        r"unable to queue the operation|RESOURCE_(?:NOT_READY|IN_USE)\b|\bresourceNotReady\b"
+        r"|\b(?:another|other|concurrent|pending) (?:operation|change|update)s?\b"
+        r"|\bALREADY_EXISTS\b|\balready exists\b",
         FaultKind.CONFLICT,
         Scope.REQUEST,
         "unable to queue the operation",
     ),
-    _pattern(
-        r"\baccelerator\b.{0,100}\bnot (?:found|available|supported|offered) in\b",
+    # --- Reservations
+    _rule(
+        r"\btarget reservation must be specified|\breservation(?: name| affinity)?\b.{0,40}"
+        r"\b(?:is|are) required\b|must specify (?:a |the )?reservation",
+        FaultKind.INVALID,
+        Scope.REQUEST,
+        "A target reservation must be specified when the host project has at least one.",
+        sentence="the request must name a reservation",
+        advice="name the reservation in the job file, then run `drumline resume`",
+    ),
+    _rule(
+        r"\breservations?\b.{0,200}(?:not (?:be )?found|not exist|not usable|expired|deleted|not"
+        r" (?:active|ready|shared|match|compatible|available)|no match|inactive)",
+        FaultKind.INVALID,
+        Scope.ZONE,
+        "Reservation 'projects/p/zones/us-east5-a/reservations/r' does not exist",
+        sentence="the reservation cannot be used in {zone}",
+        advice="check its name, its zone and its dates",
+    ),
+    # --- A request that one zone rejects, and one that all zones reject
+    _rule(
+        r"\b(?:labels?|metadata|node_?ids?|queued_?resource_?ids?|tags)\b.{0,80}\b(?:invalid|too"
+        r" long|must|not|cannot)\b",
+        FaultKind.INVALID,
+        Scope.REQUEST,
+        "Invalid nodeId: nodeId must be shorter than 64 characters",
+        codes=frozenset({3}),
+    ),
+    _rule(
+        rf"\A(?s:(?=.*?(?:{_REJECTION}))(?=.*?(?:{_PLACE})))",
         FaultKind.INVALID,
         Scope.ZONE,
         "Cloud TPU received a bad request. the accelerator v4-128 was not found in zone us-x1-b",
+        codes=frozenset(_ABOUT_REQUEST - {5}),
+    ),
+    _rule(
+        rf"\A(?s:(?=.*\b(?:accelerator|machine|runtime|version|image|zone|location|subnetwork)))"
+        rf"(?s:(?=.*?(?:{_REJECTION}))(?=.*?(?:{_PLACE})))"
+        rf"(?!.*/(?:nodes|queuedResources|instances|operations)/)",
+        FaultKind.INVALID,
+        Scope.ZONE,
+        "the accelerator v6e-8 was not found in zone us-central1-a",
+        codes=frozenset({5}),
+    ),
+    _rule(
+        r"\b(?:network|subnetwork|service ?account|image|runtime ?version)s?\b.{0,200}"
+        r"(?:not (?:be )?found|not exist)",
+        FaultKind.INVALID,
+        Scope.REQUEST,
+        "The resource 'projects/p/global/networks/train' was not found",
+        codes=frozenset({2, 5, None}),
+    ),
+    # --- Weak words, which decide only without a code
+    _rule(
+        r"\binternal (?:server )?error\b|\bbackend ?error\b|bad gateway"
+        r"|\btry again (?:later|in)\b|\bservice (?:is )?(?:currently |temporarily )?unavailable"
+        r"|\btimed? ?out\b|deadline exceeded|connection (?:reset|refused|closed|aborted)"
+        r"|HTTP 50\d\b|server error",
+        FaultKind.TRANSIENT,
+        Scope.REQUEST,
+        "an internal error has occurred",
+        codes=_NO_CODE,
+    ),
+    _rule(
+        r"\bpermission denied\b|\bnot have permission\b|\bforbidden\b|\baccess denied\b"
+        r"|\bnot authorized\b|\bunauthorized\b",
+        FaultKind.DENIED,
+        Scope.PROJECT,
+        "The caller does not have permission",
+        codes=_NO_CODE,
+    ),
+    _rule(
+        r"\binvalid (?:value|argument|field|resource|name|json|accelerator)|\bbad request\b"
+        r"|\bmalformed\b|cannot find field|\bmust (?:be|match|not)\b|\bis required\b",
+        FaultKind.INVALID,
+        Scope.REQUEST,
+        "Invalid value at 'queued_resource.tpu'",
+        codes=_NO_CODE,
     ),
 )
 
@@ -331,6 +388,7 @@ _BY_CODE = {
     12: Fault(FaultKind.INVALID, Scope.REQUEST),  # UNIMPLEMENTED
     13: Fault(FaultKind.TRANSIENT, Scope.REQUEST),  # INTERNAL
     14: Fault(FaultKind.TRANSIENT, Scope.REQUEST),  # UNAVAILABLE
+    15: Fault(FaultKind.TRANSIENT, Scope.REQUEST),  # DATA_LOSS
     16: Fault(FaultKind.LOGIN, Scope.PROJECT),  # UNAUTHENTICATED
 }
 # An unknown text with RESOURCE_EXHAUSTED, FAILED_PRECONDITION and the like.
@@ -338,20 +396,72 @@ _UNKNOWN = Fault(FaultKind.UNKNOWN, Scope.ZONE)
 _NO_ANSWER = Fault(FaultKind.TRANSIENT, Scope.REQUEST)
 
 # Longer than any message of Google; limits the time for a page of HTML or a log.
-_MAX_TEXT_LENGTH = 20_000
+MAX_TEXT_LENGTH = 20_000
 
 
 def classify(code: int | None, text: str) -> Fault:
     """Return the kind and scope of an error. `code` is None if no answer came."""
-    text = text[:_MAX_TEXT_LENGTH]
-    # UNAUTHENTICATED is always LOGIN, even if the text mentions something else.
-    if code == 16:
-        return _BY_CODE[16]
-    for pattern in _PATTERNS:
-        if pattern.regex.search(text):
-            return Fault(pattern.kind, _quota_scope(pattern, text))
+    rule = find_rule(code, text)
+    if rule is not None:
+        return Fault(rule.kind, _quota_scope(rule, text[:MAX_TEXT_LENGTH]))
     return _NO_ANSWER if code is None else _BY_CODE.get(code, _UNKNOWN)
 
+
+def find_rule(code: int | None, text: str) -> Rule | None:
+    """Return the rule of the table that decides an error; None if the code decides."""
+    # UNAUTHENTICATED is always LOGIN, even if the text mentions something else.
+    if code == Rpc.UNAUTHENTICATED:
+        return None
+    text = " ".join(text[:MAX_TEXT_LENGTH].split())
+    for rule in RULES:
+        if (rule.codes is None or code in rule.codes) and rule.regex.search(text):
+            return rule
+    return None
+
+
+# Sentences for the user --------------------------------------------------------------------------
+
+_SENTENCES = {
+    FaultKind.STOCKOUT: "no capacity in {zone}",
+    FaultKind.QUOTA: "quota in {zone} is used up",
+    FaultKind.RATE: "too many calls to Google, slowing down",
+    FaultKind.DENIED: "the project may not use {zone}",
+    FaultKind.LOGIN: "Google login is missing or expired",
+    FaultKind.PREEMPTED: "preempted in {zone}",
+    FaultKind.CONFLICT: "{zone} is busy with another change, trying again",
+    FaultKind.INVALID: "the request was refused as invalid",
+    FaultKind.NOT_FOUND: "not found in {zone}",
+    FaultKind.TRANSIENT: "the cloud failed for {zone}, trying again",
+    FaultKind.UNKNOWN: "{zone} refused the request",
+}
+"""The meaning of each kind, with {zone}."""
+
+_NO_ANSWER_SENTENCE = "no answer from the cloud for {zone}, trying again"
+_PROJECT_DENIED = "the project may not use Cloud TPU"
+_ZONE_INVALID = "{zone} does not offer what was requested"
+
+_ADVICE = {
+    FaultKind.STOCKOUT: "wait, name more zones or accelerators in the job file, or ask for fewer "
+    "chips",
+    FaultKind.QUOTA: "delete slices that use the quota, name other zones, or ask for more quota in "
+    "the console (https://console.cloud.google.com/iam-admin/quotas)",
+    FaultKind.RATE: "wait, and stop other programs that call the same API in this project",
+    FaultKind.DENIED: "ask for access, or name other zones in the job file",
+    FaultKind.LOGIN: "run gcloud auth application-default login",
+    FaultKind.PREEMPTED: "wait: the job continues from its newest checkpoint",
+    FaultKind.CONFLICT: "wait until the other change is done",
+    FaultKind.INVALID: _FIX_JOB,
+    FaultKind.NOT_FOUND: "wait: a new resource may be listed only after some seconds",
+    FaultKind.TRANSIENT: "wait; if it lasts, look at https://status.cloud.google.com, or name more "
+    "zones in the job file",
+    FaultKind.UNKNOWN: "read the cloud's words, and name more zones in the job file",
+}
+"""What the user can do, as an imperative."""
+
+_PROJECT_ADVICE = "ask an administrator of the project for roles/tpu.admin"
+_ZONE_ADVICE = "name other zones or another accelerator in the job file"
+# Only the user can end these, so the advice is part of the message.
+_FOR_THE_USER = frozenset({FaultKind.DENIED, FaultKind.LOGIN, FaultKind.INVALID})
 
 _LOCATION = re.compile(r"\bin (?P<type>region|zone) ['\"]?(?P<name>[a-z][a-z0-9-]*[a-z0-9])", re.I)
 _LIMIT = re.compile(r"\bLimit:? (?P<limit>\d{1,12})(?:\.0+)?\b", re.I)
@@ -360,25 +470,116 @@ _TPU_QUOTA = re.compile(
     r"TPUV(?P<number>\d+)(?P<letter>[EP](?![a-z]))?s?(?P<spot>Preemptible)?(?P<lite>Lite)?"
 )
 _QUOTA_UNITS = {"IN_USE_ADDRESSES": "external addresses"}
+_PERMISSION = re.compile(
+    r"(?<![\w./@-])(?P<name>[a-z]{3,30}(?:\.[a-zA-Z]{2,60}){2,4})(?![\w/@-])(?!\.\w)"
+)
+_ACT_AS = re.compile(r"\bactAs\b|\bact as\b|serviceAccountUser", re.IGNORECASE)
+_SERVICE = re.compile(r"\b(?!type\b|www\b)[a-z]{2,40}\.googleapis\.com\b")
+_CONSTRAINT = re.compile(r"\bconstraints/[\w.]+\w|\b(?:compute|iam|gcp|tpu)\.[a-z]+[A-Z]\w+")
+
+# The first pattern that matches a permission names the smallest predefined role that has it.
+_ROLES: tuple[tuple[str, str], ...] = (
+    (r"tpu\..*\.(?:get|list|getIamPolicy)", "roles/tpu.viewer"),
+    (r"tpu\.", "roles/tpu.admin"),
+    (r"iam\.serviceAccounts\.actAs", "roles/iam.serviceAccountUser"),
+    (r"iam\.serviceAccounts\.(?:get(?:AccessToken|OpenIdToken)|sign|implicit)",
+     "roles/iam.serviceAccountTokenCreator"),
+    (r"iam\.serviceAccounts\.(?:get|list)$", "roles/iam.serviceAccountViewer"),
+    (r"iam\.", "roles/iam.serviceAccountAdmin"),
+    (r"serviceusage\.services\.(?:enable|disable)", "roles/serviceusage.serviceUsageAdmin"),
+    (r"serviceusage\.", "roles/serviceusage.serviceUsageConsumer"),
+    (r"compute\.(?:sub)?networks\.use|compute\.addresses\.use", "roles/compute.networkUser"),
+    (r"compute\.firewalls\.(?:create|delete|update)", "roles/compute.securityAdmin"),
+    (r"compute\..*\.(?:get|list)", "roles/compute.viewer"),
+    (r"compute\.(?:instances|disks|projects\.setCommonInstanceMetadata)",
+     "roles/compute.instanceAdmin.v1"),
+    (r"compute\.", "roles/compute.admin"),
+    (r"storage\.objects\.(?:get|list)", "roles/storage.objectViewer"),
+    (r"storage\.objects\.", "roles/storage.objectUser"),
+    (r"storage\.", "roles/storage.admin"),
+    (r"resourcemanager\.projects\.get", "roles/browser"),
+    (r"cloudquotas\.", "roles/cloudquotas.viewer"),
+    (r"monitoring\.", "roles/monitoring.viewer"),
+    (r"logging\.", "roles/logging.logWriter"),
+    (r"artifactregistry\.", "roles/artifactregistry.reader"),
+    (r"secretmanager\.", "roles/secretmanager.secretAccessor"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ErrorMeaning:
+    """The meaning of an error in the user's language."""
+
+    fault: Fault
+    sentence: str
+    """What happened."""
+    advice: str
+    """What the user can do, as an imperative."""
+    words: str
+    """The cloud's own words, on one line."""
 
 
 def refusal(code: int | None, text: str, zone: str) -> Refusal:
     """Classify an error about a zone and explain it."""
-    fault = classify(code, text)
-    return Refusal(fault, explain(fault, zone, text))
+    meaning = explain(code, text, zone)
+    message = meaning.sentence
+    if meaning.fault.kind in _FOR_THE_USER:
+        message = f"{message}: {meaning.advice}"
+    return Refusal(meaning.fault, message, meaning.words)
 
 
-def explain(fault: Fault, zone: str, text: str) -> str:
-    """Return the sentence that tells the user why a job waits or was rejected."""
-    if fault.kind is FaultKind.QUOTA:
-        return _explain_quota(fault, zone, text[:_MAX_TEXT_LENGTH])
-    line = _one_line(text)
+def explain(code: int | None, text: str, zone: str) -> ErrorMeaning:
+    """Return what an error about a zone means and what the user can do about it."""
+    fault, rule = classify(code, text), find_rule(code, text)
+    sentence, advice = _SENTENCES[fault.kind], _ADVICE[fault.kind]
     if fault.kind is FaultKind.DENIED and fault.scope is Scope.PROJECT:
-        return f"the project may not use Cloud TPU: {line}" if line else _PROJECT_DENIED
-    return _SENTENCES[fault.kind].format(zone=zone, text=line or "no reason given")
+        sentence, advice = _PROJECT_DENIED, _PROJECT_ADVICE
+    if fault.kind is FaultKind.INVALID and fault.scope is Scope.ZONE:
+        sentence, advice = _ZONE_INVALID, _ZONE_ADVICE
+    if rule is not None:
+        sentence, advice = rule.sentence or sentence, rule.advice or advice
+    if fault.kind is FaultKind.TRANSIENT and code is None:
+        sentence = _NO_ANSWER_SENTENCE
+    if fault.kind is FaultKind.QUOTA:
+        sentence = _explain_quota(fault, zone, text[:MAX_TEXT_LENGTH])
+    permission = _permission(text) if fault.kind is FaultKind.DENIED else ""
+    if permission and not (rule and rule.sentence):
+        sentence = f"the permission {permission} is missing"
+        sentence += " in {zone}" if fault.scope is Scope.ZONE else ""
+        advice = f"ask an administrator of the project for {_role(permission)}"
+    service, constraint = _SERVICE.search(text), _CONSTRAINT.search(text)
+    values = {
+        "zone": zone,
+        "service": service[0] if service else "tpu.googleapis.com",
+        "constraint": constraint[0] if constraint else "the policy",
+    }
+    return ErrorMeaning(fault, _fill(sentence, values), _fill(advice, values), _one_line(text))
 
 
-_PROJECT_DENIED = "the project may not use Cloud TPU"
+def zone_in(text: str) -> str:
+    """Return the first zone that a text names; empty if it names none."""
+    match = _ZONE_NAME.search(text) or re.search(r"\b(?:zones|locations)/([\w-]+)", text)
+    return (match[1] if match.lastindex else match[0]) if match else ""
+
+
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    """Replace {name} by its value. Other braces stay, because quota names come from outside."""
+    return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), template)
+
+
+def _permission(text: str) -> str:
+    """Return the permission that an error names; empty if it names none."""
+    if _ACT_AS.search(text):
+        return "iam.serviceAccounts.actAs"
+    for match in _PERMISSION.finditer(text[:MAX_TEXT_LENGTH]):
+        if match["name"].rpartition(".")[2] not in {"com", "org", "net", "io", "dev"}:
+            return match["name"]
+    return ""
+
+
+def _role(permission: str) -> str:
+    role = next((role for pattern, role in _ROLES if re.match(pattern, permission)), None)
+    return f"the role {role}" if role else "a role that has it"
 
 
 def _explain_quota(fault: Fault, zone: str, text: str) -> str:
@@ -411,15 +612,18 @@ def _location(scope: Scope, zone: str) -> str:
     return region if scope is Scope.REGION and dash and len(suffix) == 1 else zone
 
 
-def _quota_scope(pattern: _Pattern, text: str) -> Scope:
-    if pattern.kind is not FaultKind.QUOTA:
-        return pattern.scope
+def _quota_scope(rule: Rule, text: str) -> Scope:
+    if rule.kind is not FaultKind.QUOTA:
+        return rule.scope
     location = _LOCATION.search(text)
     if location is None:
-        return pattern.scope
+        return rule.scope
     return Scope.REGION if location["type"].lower() == "region" else Scope.ZONE
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(text[:_MAX_TEXT_LENGTH].split())
-    return line if len(line) <= 160 else f"{line[:159]}…"
+    line = " ".join(text[:MAX_TEXT_LENGTH].split())
+    return line if len(line) <= _MAX_WORDS else f"{line[: _MAX_WORDS - 1]}…"
+
+
+_MAX_WORDS = 240

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from drumline.cloud.google.errors import Rpc, error_text
+from drumline.cloud.google.errors import Rpc
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
+from drumline.cloud.google.responses import error_text
 from drumline.cloud.protocol import CloudError, DataDisk, PlacementRequest, SliceOptions
 from drumline.observed import Endpoint
 

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from drumline.cloud.google.credentials import LOGIN, Credentials
-from drumline.cloud.google.errors import ErrorResponse, Rpc, parse_error
+from drumline.cloud.google.errors import Rpc
+from drumline.cloud.google.responses import ErrorResponse, parse_error
 from drumline.cloud.protocol import CloudError
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class Dependencies:
     random: Callable[[], float] = random.random
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    on_answer: Callable[["RestCall", int | None, bytes], None] | None = None
+    """A callback for each answer, with its HTTP code and body; without a code, for no answer."""
 
 
 @dataclass(frozen=True)
@@ -156,16 +159,25 @@ class RestClient:
                     call.method, call.url, params=call.query, json=call.body, headers=headers
                 )
         except TimeoutError:
-            raise _NoResponse(f"nothing after {deadline.total:g} s") from None
+            reason = f"nothing after {deadline.total:g} s"
+            self._report_answer(call, None, reason.encode())
+            raise _NoResponse(reason) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             # A transport error, or a body that cannot be decoded, such as invalid gzip.
-            raise _NoResponse(f"{type(error).__name__} {error}".strip()) from error
+            reason = f"{type(error).__name__} {error}".strip()
+            self._report_answer(call, None, reason.encode())
+            raise _NoResponse(reason) from error
+        self._report_answer(call, response.status_code, response.content)
         if not response.is_success:
             error_response = parse_error(
                 response.status_code, response.content, response.headers, self._dependencies.now()
             )
             return error_response, token
         return _json_object(call, response.content), token
+
+    def _report_answer(self, call: RestCall, status: int | None, body: bytes) -> None:
+        if self._dependencies.on_answer is not None:
+            self._dependencies.on_answer(call, status, body)
 
     async def _headers(self, rejected_token: str | None) -> tuple[str | None, dict[str, str]]:
         if self._credentials is None:

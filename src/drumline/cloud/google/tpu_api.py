@@ -24,6 +24,7 @@ from drumline.observed import ListedPlacement, Refusal
 
 GOOGLE = "https://tpu.googleapis.com"
 STORAGE = "https://storage.googleapis.com"
+RESOURCE_MANAGER = "https://cloudresourcemanager.googleapis.com"
 SSH_PORT = 22
 
 # The maximum of the API is not documented. It may return fewer entries than requested.
@@ -37,6 +38,10 @@ _BEING_DELETED = re.compile(
 )
 
 
+_NO_GUEST_ATTRIBUTES = {Rpc.NOT_FOUND, Rpc.FAILED_PRECONDITION, Rpc.UNIMPLEMENTED}
+"""Answers of a cloud whose hosts publish no guest attributes, or whose project disables them."""
+
+
 class TpuApi:
     """The Cloud TPU API; see `protocol.Cloud` for the guarantees of each call."""
 
@@ -46,6 +51,7 @@ class TpuApi:
         *,
         base_url: str = GOOGLE,
         storage_url: str = STORAGE,
+        resource_manager_url: str = RESOURCE_MANAGER,
         credentials: Credentials | None = None,
         ssh_port: int | None = SSH_PORT,
         limits: CallLimits | None = None,
@@ -61,6 +67,7 @@ class TpuApi:
         self._project = project
         self._base = base_url.rstrip("/")
         self._storage = storage_url.rstrip("/")
+        self._resource_manager = resource_manager_url.rstrip("/")
         self._ssh_port = ssh_port
         self._client = RestClient(
             self._base,
@@ -129,17 +136,20 @@ class TpuApi:
         return [key for node_keys in keys for key in node_keys] if all(keys) else []
 
     async def _node_host_keys(self, zone: str, node: str) -> list[str | None]:
+        """Return the key of each host, or None where the cloud answers that there is none.
+
+        Any other error is raised: a key that cannot be read may still be published.
+        """
         url = self._url(zone, "nodes", node)
         deadline = self._client.deadline()
-        try:
-            hosts = messages.count_hosts(await self._client.send(RestCall("GET", url), deadline))
-        except CloudError:
-            return []
+        hosts = messages.count_hosts(await self._client.send(RestCall("GET", url), deadline))
         call = RestCall("POST", f"{url}:getGuestAttributes", body={"queryPath": "hostkeys/"})
         try:
             return messages.parse_host_keys(await self._client.send(call, deadline), hosts)
-        except CloudError:
-            return [None] * hosts
+        except CloudError as error:
+            if error.code in _NO_GUEST_ATTRIBUTES:
+                return [None] * hosts
+            raise
 
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
         """Return the name of the instance of each host, slice by slice; None if not published."""
@@ -152,6 +162,15 @@ class TpuApi:
             )
             names += messages.parse_instance_names(response, len(listed_slice.endpoints))
         return names
+
+    async def granted_permissions(self, permissions: Sequence[str]) -> list[str]:
+        """Return those of the permissions that the login has on the project."""
+        project = quote(self._project, safe="")
+        url = f"{self._resource_manager}/v1/projects/{project}:testIamPermissions"
+        call = RestCall("POST", url, body={"permissions": [*permissions]})
+        response = await self._client.send(call, self._client.deadline())
+        granted = response.get("permissions")
+        return [str(name) for name in granted] if isinstance(granted, list) else []
 
     def explain(self, error: CloudError, zone: str) -> Refusal:
         """Classify an error of a call about a zone."""

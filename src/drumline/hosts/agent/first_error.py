@@ -77,6 +77,23 @@ def source_location(frames: list[tuple[str, str]], work: str) -> str:
     return f"{os.path.relpath(path, work) if in_work else os.path.basename(path)}:{line}  "
 
 
+def describe_error(data: bytes, work: str) -> str:
+    """Return the error at the beginning of some output as one line."""
+    first_line = data.split(b"\n", 1)[0]
+    if TRACEBACK in first_line:
+        return summarize_traceback(data.decode("utf-8", "replace"), work)
+    return first_line.decode("utf-8", "replace").strip()[:500]
+
+
+def first_error(data: bytes, work: str) -> str:
+    """Return the first error in a complete log as one line; empty if there is none."""
+    match = FATAL.search(data)
+    if match is None:
+        return ""
+    start = data.rfind(b"\n", 0, match.start()) + 1
+    return describe_error(data[start : start + (1 << 18)], work)
+
+
 class FirstError:
     """Scans the growing log for the moment at which the program began to fail."""
 
@@ -111,8 +128,4 @@ class FirstError:
 
     def message(self, work: str) -> str:
         """Return the error as one line."""
-        data = read_log(self.folder, self.offset, 1 << 18)
-        first_line = data.split(b"\n", 1)[0]
-        if TRACEBACK in first_line:
-            return summarize_traceback(data.decode("utf-8", "replace"), work)
-        return first_line.decode("utf-8", "replace").strip()[:500]
+        return describe_error(read_log(self.folder, self.offset, 1 << 18), work)

@@ -77,8 +77,8 @@ def growth_times(folder: str) -> Iterator[tuple[int, float]]:
     yield sys.maxsize, written_at or time.time()
 
 
-def last_lines(folder: str) -> list[str]:
-    """Return the last lines of the log."""
-    size = log_size(folder)
-    text = read_log(folder, max(0, size - 16384), 16384).decode("utf-8", "replace")
+def last_lines(folder: str, offset: int = 0) -> list[str]:
+    """Return the last lines of the log, from an offset on."""
+    start = max(offset, log_size(folder) - 16384)
+    text = read_log(folder, start, 16384).decode("utf-8", "replace")
     return [line.rstrip()[:500] for line in text.splitlines() if line.strip()][-TAIL_LINES:]

@@ -23,6 +23,7 @@ from .processes import (
     reap,
     run_detached,
 )
+from .transient import find_transient_error
 from .wire import KeepAlive, SetUpStep, StepResult, receive_message, send
 
 # Makes a script write the exit code, line and text of the command that failed. If the script ends
@@ -77,14 +78,36 @@ def run_step(folder: str) -> None:
 
 
 def run_and_record(folder: str, step: SetUpStep, result_file: str) -> None:
-    """Run a set-up step, wait for its end, and record its result."""
-    program = read_program(folder)
-    growth = GrowthRecorder(folder, log_size(folder))
+    """Run a set-up step and record its result. Repeat it after an error that passes by itself."""
     append_to_log(folder, f"--- set-up: {step.name}")
+    for attempt in range(step.retries + 1):
+        started_at = time.monotonic()
+        code, lines, location = run_script(folder, step)
+        outcome = "done" if code == 0 else f"failed at {location}, {describe_exit(code)}"
+        reason = "" if code == 0 else find_transient_error("\n".join(lines))
+        again = bool(reason) and attempt < step.retries
+        if again:
+            outcome += f": {reason}; retry {attempt + 1} of {step.retries} in {step.pause:g} s"
+        seconds = time.monotonic() - started_at
+        append_to_log(folder, f"--- set-up: {step.name} {outcome} ({seconds:.1f} s)")
+        if not again or stopped_during_pause(folder, step.pause):
+            break
+    error = "" if code == 0 else f"{location}  {describe_exit(code)}"
+    if error and lines:
+        error += f": {lines[-1]}"
+    error = error.replace(folder + os.sep, "")[:500]
+    record = {"exit_code": code, "error": error, "tail": lines, "for": folder, "boot": boot_id()}
+    write_json(dict(record, at=time.time()), result_file)
+
+
+def run_script(folder: str, step: SetUpStep) -> tuple[int, list[str], str]:
+    """Run the script of a step. Return its exit code, its last lines and the failed command."""
+    program = read_program(folder)
+    size = log_size(folder)
+    growth = GrowthRecorder(folder, size)
     script = write_script(folder, "step.sh", RECORD_FAILURE + step.script)
     failure_file = os.path.join(folder, "failed")
     remove(failure_file)
-    started_at = time.monotonic()
     adopt_orphans()
     waiter = process_record(os.getpid())
     child = os.fork()
@@ -99,19 +122,20 @@ def run_and_record(folder: str, step: SetUpStep, result_file: str) -> None:
         if wait_status is not None:
             break
         time.sleep(POLL_SECONDS)
-    code = exit_code(wait_status)
-    lines = [line for line in last_lines(folder) if not line.startswith("--- set-up: ")]
-    location = "" if code == 0 else failed_command(failure_file, code, step)
-    error = "" if code == 0 else f"{location}  {describe_exit(code)}"
-    if error and lines:
-        error += f": {lines[-1]}"
-    error = error.replace(folder + os.sep, "")[:500]
-    outcome = "done" if code == 0 else f"failed at {location}, {describe_exit(code)}"
-    seconds = time.monotonic() - started_at
-    append_to_log(folder, f"--- set-up: {step.name} {outcome} ({seconds:.1f} s)")
     remove(folder, "step.json")
-    record = {"exit_code": code, "error": error, "tail": lines, "for": folder, "boot": boot_id()}
-    write_json(dict(record, at=time.time()), result_file)
+    code = exit_code(wait_status)
+    location = "" if code == 0 else failed_command(failure_file, code, step)
+    return code, last_lines(folder, size), location
+
+
+def stopped_during_pause(folder: str, seconds: float) -> bool:
+    """Wait before a repetition. Return True at once if the attempt is stopped."""
+    deadline = time.monotonic() + seconds
+    while not os.path.exists(os.path.join(folder, "stop.json")):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def failed_command(failure_file: str, code: int, step: SetUpStep) -> str:

@@ -49,7 +49,7 @@ TRANSIENT_ERRORS = (
     ),
     (
         r"\b(?:HTTP(?:/[\d.]+)?|status(?: code)?|error|error:|returned error:|Server Error:?)"
-        r"[ :(]*(?:429|50[0234])\b|\b50[0234] (?:Server Error|Internal Server Error|Bad Gateway"
+        r"[ :(]*(?:429|50[0234])\b|\b50[0234]\s+(?:Server Error|Internal Server Error|Bad Gateway"
         r"|Service (?:Temporarily )?Unavailable|Gateway Time-?out)|\b429 Too Many Requests"
         r"|(?:connection|read|operation|request) timed out|ReadTimeoutError|ConnectTimeoutError"
         r"|(?:curl|wget|pip|git|Recv failure|unable to access|connection broken)"

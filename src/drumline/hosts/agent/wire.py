@@ -111,6 +111,10 @@ class SetUpStep(Message):
 
     name: str
     script: str
+    retries: int = 0
+    """The number of times to repeat the step after an error that passes by itself."""
+    pause: float = 15.0
+    """Seconds before each repetition."""
 
 
 class StepResult(Message):

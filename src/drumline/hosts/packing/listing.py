@@ -29,10 +29,6 @@ DEFAULT_IGNORES = (
 PACKAGE_FOLDER = ".drumline/python"
 """The folder of the bundled Drumline package in the working copy."""
 
-_OTHER_CHECKOUT = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
-"""Variables that name another checkout. Git sets them for a hook, and a server that was started
-from a hook keeps them."""
-
 
 def skip_nothing(folder: str) -> bool:
     """Return False: enter every folder."""
@@ -111,8 +107,7 @@ def _git_names(folder: Path, prefix: str = "") -> list[str] | None:
     if git is None:
         return None
     command = [git, "-C", str(folder), "ls-files", "-co", "--exclude-standard", "-z"]
-    environ = {key: value for key, value in os.environ.items() if key not in _OTHER_CHECKOUT}
-    listing = subprocess.run(command, capture_output=True, check=False, env=environ)
+    listing = subprocess.run(command, capture_output=True, check=False)
     if listing.returncode != 0 or not listing.stdout:
         return None
     names = []

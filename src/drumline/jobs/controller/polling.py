@@ -85,7 +85,7 @@ class ZonePolls:
         try:
             placements = {listed.name: listed for listed in await self.cloud.placements(zone)}
         except CloudError as error:
-            self.errors[zone] = self.cloud.explain(error, zone).message
+            self.errors[zone] = self.cloud.explain(error, zone).text
             self._failures[zone] = self._failures.get(zone, 0) + 1
             self._due_at[zone] = max(self._due_at.get(zone, 0.0), began_at + self._pause(zone))
             return None

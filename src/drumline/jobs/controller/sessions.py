@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
 from drumline.cloud.protocol import Cloud, CloudError
-from drumline.hosts.values import Address, Admission, Admit
+from drumline.hosts.values import Address, Admission, Admit, known_hosts_name
 from drumline.jobs.config import Config
 from drumline.jobs.controller.host_history import HostHistory
 from drumline.jobs.controller.polling import ZonePolls
@@ -34,6 +35,10 @@ AttemptKey = tuple[str, int]
 def attempt_key(job: Job) -> AttemptKey | None:
     """Return the key of the current attempt; None if there is none."""
     return (job.id, job.attempt.number) if job.attempt else None
+
+
+class HostKeysUnreadableError(CloudError):
+    """The published host keys of a slice cannot be read now."""
 
 
 class Sessions:
@@ -102,19 +107,42 @@ class Sessions:
             for index, (endpoint, name) in enumerate(zip(listed.endpoints, names, strict=True))
         ]  # fmt: skip
 
-    async def addresses(self, record: Record, listed: ListedPlacement) -> list[Address]:
-        """Return the address of each host, with its host key if the cloud publishes it."""
+    async def addresses(
+        self, record: Record, placement: Placement, listed: ListedPlacement
+    ) -> list[Address]:
+        """Return the address of each host, with its host key if the cloud publishes it.
+
+        Raises HostKeysUnreadableError if the cloud may publish keys that cannot be read now. Then
+        no key is trusted at first sight, because secrets would be sent to whoever answers. Keys
+        that were pinned before are enough.
+        """
+        endpoints = listed.endpoints
         proxies = await self.proxy_commands(record, listed)
         try:
             keys = await self._cloud.host_keys(listed)
-        except CloudError:
+        except CloudError as error:
+            if not self._all_pinned(placement, listed):
+                raise HostKeysUnreadableError(
+                    f"the SSH host keys of {placement.name} cannot be read, so nothing is sent to "
+                    f"its hosts yet: {error}"
+                ) from error
             keys = []
-        endpoints = listed.endpoints
         keys = [*keys, *[None] * len(endpoints)][: len(endpoints)]
         return [
             Address(endpoint.ssh_ip, endpoint.ssh_port, endpoint.internal_ip, key, proxy)
             for endpoint, key, proxy in zip(endpoints, keys, proxies, strict=True)
         ]
+
+    def _all_pinned(self, placement: Placement, listed: ListedPlacement) -> bool:
+        """Return True if every host of a slice has shown its key before."""
+        # Imported here, because SSH takes longer to load than the rest of the server.
+        from drumline.hosts.connection import KnownHosts
+
+        known_hosts = KnownHosts(self._folders.known_hosts(known_hosts_name(placement.name)))
+        return all(
+            known_hosts.expected_key(Address(e.ssh_ip, e.ssh_port, e.internal_ip)) is not None
+            for e in listed.endpoints
+        )
 
     def open(self, record: Record, placement: Placement, addresses: Sequence[Address]) -> None:
         """Connect to the hosts and run the current attempt on them."""
@@ -245,7 +273,7 @@ class AttemptRunner:
         attempt, listed = record.job.attempt, self._polls.listed(placement)
         if attempt is None or listed is None or len(listed.endpoints) != placement.hosts:
             return
-        addresses = await self._sessions.addresses(record, listed)
+        addresses = await self._sessions.addresses(record, placement, listed)
         if attempt.number > 3:
             logs, max_bytes = self._folders.logs(job_id), 3 * self._config.log_bytes // 4
             await asyncio.to_thread(trim_logs, logs, attempt.number, max_bytes)
@@ -290,5 +318,7 @@ class AttemptRunner:
         if record is None:
             return
         if self._sessions.get(key) is None:
-            await self._connect(key[0], placement)
+            # Without any key that a host showed before, no program was ever sent to it.
+            with suppress(HostKeysUnreadableError):
+                await self._connect(key[0], placement)
         await self._sessions.stop(key, record.job.grace)

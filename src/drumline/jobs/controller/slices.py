@@ -184,7 +184,7 @@ class Releases:
         except CloudError as error:
             failures = self._failures[row.name] = self._failures.get(row.name, 0) + 1
             self._retry_at[row.name] += self._polls.interval * 2.0 ** min(failures, MAX_DOUBLINGS)
-            self.errors[row.name] = self._cloud.explain(error, row.zone).message
+            self.errors[row.name] = self._cloud.explain(error, row.zone).text
             log.info("release %s: %s", row.name, error)
         else:
             self._failures.pop(row.name, None)

@@ -415,7 +415,8 @@ class Supervisor:
             case EffectKind.STOP:
                 self._attempt_runner.stop(job, placement)
             case EffectKind.NO_CAPACITY:
-                self._availability.record_shortage(_candidate(placement), effect.reason)
+                candidate = _candidate(placement)
+                self._availability.record_shortage(candidate, effect.reason, effect.words)
             case EffectKind.POLL | EffectKind.RELEASE:
                 self.polls.poll_soon(placement.zone)
 

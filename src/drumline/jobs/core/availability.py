@@ -29,6 +29,7 @@ class _Backoff:
     seconds: float = 0.0
     until: float = 0.0
     reason: str = ""
+    words: str = ""
 
 
 @dataclass
@@ -39,13 +40,15 @@ class ZoneBackoff:
     """Factor on each backoff. The emulator uses a small one."""
     _backoffs: dict[Candidate, _Backoff] = field(default_factory=dict)
 
-    def record_shortage(self, candidate: Candidate, reason: str, now: float) -> None:
+    def record_shortage(
+        self, candidate: Candidate, reason: str, now: float, words: str = ""
+    ) -> None:
         """Increase the backoff after a request that was not filled."""
         backoff = self._backoffs.setdefault(candidate, _Backoff())
         if now >= backoff.until:
             backoff.seconds = min(backoff.seconds * 2 or FIRST_BACKOFF, LONGEST_BACKOFF)
         backoff.until = now + backoff.seconds * self.scale
-        backoff.reason = reason
+        backoff.reason, backoff.words = reason, words
 
     def record_grant(self, candidate: Candidate) -> None:
         """Decrease the backoff after a request that was filled."""
@@ -61,7 +64,7 @@ class ZoneBackoff:
         """Return the status of a zone in which `pending` requests of this database wait."""
         backoff = self._backoffs.get(candidate)
         if backoff is not None and now < backoff.until:
-            return ZoneStatus(open=False, reason=backoff.reason)
+            return ZoneStatus(open=False, reason=backoff.reason, words=backoff.words)
         if pending >= PENDING_LIMIT:
             return ZoneStatus(
                 open=False,
@@ -112,9 +115,9 @@ class Availability:
         self._pending[candidate] += 1
         self._zones.clear()
 
-    def record_shortage(self, candidate: Candidate, reason: str) -> None:
+    def record_shortage(self, candidate: Candidate, reason: str, words: str = "") -> None:
         """Increase the backoff after a request that was not filled."""
-        self._backoff.record_shortage(candidate, reason, self._clock())
+        self._backoff.record_shortage(candidate, reason, self._clock(), words)
         self._zones.clear()
 
     def record_grant(self, candidate: Candidate) -> None:

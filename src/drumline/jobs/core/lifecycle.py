@@ -31,7 +31,7 @@ from drumline.jobs.core.outcomes import (
     with_backoff,
     with_reason,
 )
-from drumline.jobs.core.refusals import RefusalAction, action_for
+from drumline.jobs.core.refusals import RefusalAction, action_for, leaves_candidate
 from drumline.jobs.core.state import (
     Attempt,
     Candidate,
@@ -58,6 +58,7 @@ from drumline.observed import (
     PlacementState,
     Refusal,
     Scope,
+    with_words,
 )
 
 
@@ -99,9 +100,12 @@ def _decide_without_placement(job: Job, observations: Observations, now: float) 
     for candidate in candidates:
         if observations.zones.get(candidate, ZoneStatus()).open:
             return _request(job, candidate, now)
-    reasons = dict.fromkeys(observations.zones[candidate].reason for candidate in job.choices)
+    zones = dict.fromkeys(observations.zones[candidate] for candidate in job.choices)
+    reasons = dict.fromkeys(zone.reason for zone in zones)
     reason = "; ".join(filter(None, reasons)) or "no zone is open"
-    return Decision(with_reason(job, reason))
+    # The words of several zones would fill the screen. Each refusal is an event with its words.
+    words = next(iter(zones)).words if len(zones) == 1 else ""
+    return Decision(with_reason(job, with_words(reason, words)))
 
 
 def _request(job: Job, candidate: Candidate, now: float) -> Decision:
@@ -155,9 +159,12 @@ def request_refused(job: Job, refusal: Refusal, now: float, timeouts: Timeouts) 
     placement = job.placement
     if placement is None or placement.phase is not PlacementPhase.REQUESTING:
         return Decision(job)
-    if action_for(refusal.fault) is RefusalAction.RETRY:
+    refused = with_backoff(job, now, timeouts)
+    stays = _after_repetitions(refused, refusal.fault).next_choice == job.next_choice
+    if action_for(refusal.fault) is RefusalAction.RETRY and stays:
         # Nothing exists in the cloud, so the same request is repeated under the same name.
-        decision = Decision(with_reason(with_backoff(job, now, timeouts), refusal.message))
+        events = (Event("waiting", refusal.text),) if refused.refusals == 1 else ()
+        decision = Decision(with_reason(refused, refusal.text), events=events)
         return release_if_blocking(decision, refusal.fault)
     decision = _drop_refused_placement(job, placement, refusal, now, timeouts)
     return release_when_unneeded(decision, Observations())
@@ -167,31 +174,40 @@ def _drop_refused_placement(
     job: Job, placement: Placement, refusal: Refusal, now: float, timeouts: Timeouts
 ) -> Decision:
     """Drop a request that yields no slices: delete it in the cloud and decide what follows."""
-    message = refusal.message
-    release = Effect(EffectKind.RELEASE, placement, message)
-    match action_for(refusal.fault):
+    fault, text = refusal.fault, refusal.text
+    release = Effect(EffectKind.RELEASE, placement, refusal.message)
+    match action_for(fault):
         case RefusalAction.NEXT_CANDIDATE:
-            return release_if_blocking(_try_next_candidate(job, placement, message), refusal.fault)
+            decision = _try_next_candidate(job, placement, refusal.message, refusal.words)
+            return release_if_blocking(decision, fault)
         case RefusalAction.RETRY:
             job = with_backoff(replace(job, placement=None), now, timeouts)
             decision = Decision(
-                with_reason(job, message, Status.WAITING),
+                with_reason(_after_repetitions(job, fault), text, Status.WAITING),
                 effects=(release,),
-                events=(Event("waiting", message),),
+                events=(Event("waiting", text),),
             )
-            return release_if_blocking(decision, refusal.fault)
+            return release_if_blocking(decision, fault)
         case RefusalAction.PREEMPTION:
             # Back off, because the cloud may preempt every slice before it is ready.
-            return after_preemption(with_backoff(job, now, timeouts), placement, message, now)
+            job = _after_repetitions(with_backoff(job, now, timeouts), fault)
+            return after_preemption(job, placement, text, now)
         case RefusalAction.GIVE_UP:
             return finish_job(
                 replace(job, placement=None),
                 Status.FAILED,
-                message,
+                text,
                 now,
                 effects=(release,),
-                ended=(EndedAttempt(current_attempt(job), Outcome.REFUSED, message),),
+                ended=(EndedAttempt(current_attempt(job), Outcome.REFUSED, text),),
             )
+
+
+def _after_repetitions(job: Job, fault: Fault) -> Job:
+    """Return the job with its next candidate if repeating the request did not help."""
+    if not leaves_candidate(fault, job.refusals):
+        return job
+    return replace(job, next_choice=(job.next_choice + 1) % len(job.choices))
 
 
 def _wait_for_slices(
@@ -237,17 +253,17 @@ def _run_on_ready_slices(job: Job, placement: Placement, now: float) -> Decision
     )
 
 
-def _try_next_candidate(job: Job, placement: Placement, reason: str) -> Decision:
+def _try_next_candidate(job: Job, placement: Placement, reason: str, words: str = "") -> Decision:
     """Request the next candidate within the same attempt."""
     next_choice = (job.next_choice + 1) % len(job.choices)
-    job = replace(job, placement=None, next_choice=next_choice)
+    job, text = replace(job, placement=None, next_choice=next_choice), with_words(reason, words)
     return Decision(
-        with_reason(job, reason, Status.WAITING),
+        with_reason(job, text, Status.WAITING),
         effects=(
-            Effect(EffectKind.NO_CAPACITY, placement, reason),
+            Effect(EffectKind.NO_CAPACITY, placement, reason, words),
             Effect(EffectKind.RELEASE, placement, reason),
         ),
-        events=(Event("waiting", reason),),
+        events=(Event("waiting", text),),
     )
 
 

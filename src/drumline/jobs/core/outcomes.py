@@ -242,8 +242,8 @@ FIRST_CONTACT_ADVICE = {
     ),
     ContactFailure.NO_ADDRESS: Advice(
         "the hosts have no external address, and their internal ones do not answer",
-        "give them external addresses, run Drumline inside their network, or connect through a "
-        "proxy command such as IAP",
+        "give them external addresses, run Drumline inside their network, or connect through IAP "
+        "with ssh.proxy_command",
         slices=1,
     ),
     ContactFailure.PROXY: Advice(
@@ -254,13 +254,13 @@ FIRST_CONTACT_ADVICE = {
     ContactFailure.TIMEOUT: Advice(
         "connections to port 22 time out",
         "allow TCP port 22 from this machine in the firewall of the hosts' network, or connect "
-        "through a proxy command such as IAP",
+        "through IAP with ssh.proxy_command",
         slices=2,
     ),
     ContactFailure.UNREACHABLE: Advice(
         "there is no route to the hosts",
-        "check the network of this machine and the addresses of the hosts, or connect through a "
-        "proxy command such as IAP",
+        "check the network of this machine and the addresses of the hosts, or connect through IAP "
+        "with ssh.proxy_command",
         slices=2,
     ),
     ContactFailure.REFUSED: Advice(

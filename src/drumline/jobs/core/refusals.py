@@ -35,12 +35,30 @@ _ACTIONS = {
 }
 
 
+REFUSALS_PER_CANDIDATE = 3
+"""Refusals in a row after which the next candidate is requested. A service may fail in one zone for
+weeks, and a permission may be missing in one zone only."""
+# A login is missing in all zones, and calls are counted for the whole project.
+_SAME_EVERYWHERE = frozenset({FaultKind.LOGIN, FaultKind.RATE})
+
+
 def action_for(fault: Fault) -> RefusalAction:
     """Return the action that follows a fault."""
     action = _ACTIONS[fault.kind]
+    if fault.kind is FaultKind.DENIED and fault.scope is Scope.REQUEST:
+        # A policy forbids the request itself. Only another policy or another job file helps.
+        return RefusalAction.GIVE_UP
     if fault.scope is Scope.PROJECT and action is RefusalAction.NEXT_CANDIDATE:
         # Other zones refuse as well. The job continues once an administrator grants access.
         return RefusalAction.RETRY
     if fault.scope is Scope.ZONE and action is RefusalAction.GIVE_UP:
         return RefusalAction.NEXT_CANDIDATE
     return action
+
+
+def leaves_candidate(fault: Fault, refusals: int) -> bool:
+    """Return True if the last of `refusals` in a row leads to a request of the next candidate.
+
+    Until then a request that is to be repeated stays with its candidate.
+    """
+    return fault.kind not in _SAME_EVERYWHERE and refusals % REFUSALS_PER_CANDIDATE == 0

@@ -263,6 +263,8 @@ class ZoneStatus:
 
     open: bool = True
     reason: str = ""
+    words: str = ""
+    """The cloud's own words, if it refused a request there."""
 
 
 @dataclass(frozen=True)
@@ -332,6 +334,8 @@ class Effect:
     kind: EffectKind
     placement: Placement
     reason: str = ""
+    words: str = ""
+    """The cloud's own words, if it refused the request."""
 
 
 @dataclass(frozen=True)

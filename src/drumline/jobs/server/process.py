@@ -21,9 +21,9 @@ import uvicorn
 
 from drumline.cloud import serving
 from drumline.cloud.google.infra_health import InfraHealth
+from drumline.cloud.google.rest import Dependencies
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.idle_exit import SHUTDOWN_SECONDS, IdleExit
-from drumline.cloud.protocol import Cloud
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.connection import home_folder
 from drumline.jobs.controller.supervisor import Supervisor
@@ -39,18 +39,20 @@ log = logging.getLogger(__name__)
 SOCKET_CHECK_SECONDS = 5.0
 
 
-def connect(config: Config) -> Cloud:
+def connect(config: Config, dependencies: Dependencies | None = None) -> TpuApi:
     """Connect to the cloud of the settings. Start the emulator if it is not running."""
     if config.local:
         from drumline.cloud.local import emulated_cloud
 
         start_emulator(config)
         home = Path(config.endpoint) if config.endpoint else Folders(config.home).emulator
-        return emulated_cloud(config.project, home)
+        return emulated_cloud(config.project, home, dependencies)
     from drumline.cloud.google.credentials import GoogleCredentials
 
     url = config.endpoint or GOOGLE
-    return TpuApi(config.project, base_url=url, credentials=GoogleCredentials())
+    return TpuApi(
+        config.project, base_url=url, credentials=GoogleCredentials(), dependencies=dependencies
+    )
 
 
 def health_source(config: Config) -> InfraHealth | None:
@@ -122,6 +124,7 @@ async def serve(config: Config, stay: bool = False) -> None:
     """Serve until stopped. Without `stay`, also exit after the idle time of the settings."""
     folders = Folders(config.home)
     store = Store(folders.database)
+    store.require_original(folders.home)
     cloud = await asyncio.to_thread(connect, config)
     source = health_source(config)
     supervisor = Supervisor(store, cloud, config, ssh_key(folders), health_source=source)

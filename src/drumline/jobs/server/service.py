@@ -29,7 +29,7 @@ from drumline.jobs.server.orphans import Orphans
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.slice_settings import SLICE_KEYS
 from drumline.jobs.store.records import JobFilter, Record, UnreadableJob, UnreadableJobError
-from drumline.jobs.store.specs import StoredSpec
+from drumline.jobs.store.specs import StoredSpec, checkpoint_owner
 from drumline.observed import HostPhase
 
 RECENT_SECONDS = 24 * 3600.0
@@ -170,10 +170,10 @@ class JobService:
         archive = await self.files.pack(spec, bundled)
         stored = spec.model_dump(mode="json")
         stored |= {"archive": archive, "origin": job_origin or None}
-        stored["checkpoint_owner"] = self.store.owner
+        now = time.time()
+        stored["checkpoint_owner"] = checkpoint_owner(self.store.owner, now)
         _stored_spec(stored)
         terms = verbs.JobTerms.of(spec, choices)
-        now = time.time()
         cleanup = contextlib.ExitStack()
 
         def make_job(job_id: str) -> Job:
@@ -337,9 +337,9 @@ class JobService:
         if not adopted:
             self._require_same_slice(requested, before, after)
         archive = await self.files.pack(spec, await self.files.choose_package(spec))
-        owner: str | None = self.store.owner
-        if after["checkpoint"] == before.get("checkpoint"):
-            owner = record.spec.checkpoint_owner
+        owner = record.spec.checkpoint_owner
+        if after["checkpoint"] != before.get("checkpoint"):
+            owner = checkpoint_owner(self.store.owner, time.time())
         added = {"archive": archive, "origin": origin, "checkpoint_owner": owner}
         stored = _stored_spec(after | added)
         terms = verbs.JobTerms.of(spec, choices)
@@ -366,9 +366,11 @@ class JobService:
                 None if value in ([], {}) else value for value in (before.get(key), after[key])
             )
             if old != new:
-                held = f"a {old} slice" if key == "capacity" else "a slice from before this change"
+                held_slice = (
+                    f"a {old} slice" if key == "capacity" else "a slice from before this change"
+                )
                 raise RequestError(
-                    f"{key}: {job.id} holds {held};"
+                    f"{key}: {job.id} holds {held_slice};"
                     f" run drumline delete {job.id} to release it, then resume",
                     409,
                 )

@@ -290,7 +290,7 @@ class JobSpec(BaseModel):
     checkpoint: Annotated[str | None, _optional(checks.checkpoint)] = Field(
         default=None,
         description="The location for checkpoints: a folder in a bucket, or a folder on the "
-        "hosts. Each job gets its own subfolder, named after the id of the job database and the "
+        "hosts. Each job gets its own subfolder, whose name ends with the number of the "
         "job. On Google Cloud, a folder on the hosts must be below a mount. With the emulator, a "
         "relative folder is relative to the job file.",
         examples=["gs://lab-data-us-central2/checkpoints"],

@@ -10,7 +10,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,25 @@ class Store:
         row = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
         self.owner = str(row["value"])
         """The id of this database in its project: eight characters that never change."""
+
+    def require_original(self, home: Path) -> None:
+        """Save the folder of this home. Raise SchemaError if the home is a copy of another one.
+
+        Two databases with one id request slices by the same names, release each other's, and
+        number their attempts alike.
+        """
+        folder = os.path.realpath(home)
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'home'").fetchone()
+        if row is not None and row["value"] != folder:
+            original = Path(row["value"])
+            if _owner_of(original / "jobs.db") == self.owner and not original.samefile(folder):
+                raise SchemaError(
+                    f"{folder} is a copy of the home {original}, and two servers with one database"
+                    f" would release each other's slices; use only one of them: remove"
+                    f" {folder}/jobs.db for a home with jobs of its own, or to go on here, remove"
+                    f" {original}/jobs.db after drumline server stop there"
+                )
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('home', ?)", (folder,))
 
     def next_fence(self) -> int:
         """Return the fencing number of a new attempt, greater than all before."""
@@ -538,3 +557,13 @@ def _report_as_json(report: HostReport) -> dict[str, Any]:
         key: getattr(report, key)
         for key in ("index", "phase", "exit_code", "error", "error_at", "tail", "detail")
     }
+
+
+def _owner_of(path: Path) -> str | None:
+    """Return the id of another database; None if there is none, or if it cannot be read."""
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+            row = db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
+    except sqlite3.Error:
+        return None
+    return str(row[0]) if row else None

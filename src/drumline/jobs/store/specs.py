@@ -5,6 +5,7 @@ spec belongs to a job that runs already, so only its types are checked when it i
 an older version did not write has the default of that version.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -69,7 +70,8 @@ class StoredSpec:
     progress: str | None = None
     burnin: Literal["off", "short", "long"] = "off"
     checkpoint_owner: str | None = None
-    """The id of the job database; None for a job of version 0.1, whose folder is without it."""
+    """The first part of the name of the job's checkpoint folder. None for a job of version 0.1,
+    whose folder has the number of the job as its name."""
     settings: SliceSettings = NO_SETTINGS
     """The settings of its slices, without those of config.yaml."""
     archive: PackedCode | None = None
@@ -106,6 +108,15 @@ class StoredSpec:
             return None
         name = f"{self.checkpoint_owner}-{job_id}" if self.checkpoint_owner else job_id
         return f"{self.checkpoint.rstrip('/')}/{name}"
+
+
+def checkpoint_owner(owner: str, created_at: float) -> str:
+    """Return the first part of the name of a new job's checkpoint folder.
+
+    It depends on the time, because two databases may have one id: a home that was copied, or
+    restored from a backup, gives its next jobs numbers that the other home has used already.
+    """
+    return hashlib.sha256(f"{owner} {created_at!r}".encode()).hexdigest()[:8]
 
 
 _MAY_BE_EMPTY = frozenset({"run", "external_ip"})

@@ -55,6 +55,7 @@ def provenance(recipe: Recipe, mesh: Mesh, state: State, loss: ClosedJaxpr) -> d
     params, moments = _without_shardings(state.params), _without_shardings(state.opt_state)
     init = summarize_program(jax.make_jaxpr(recipe.optimizer.init)(params))
     update = summarize_program(jax.make_jaxpr(recipe.optimizer.update)(params, moments, params))
+    initialize = jax.make_jaxpr(recipe.model.init)(jax.random.key(recipe.settings.seed))
     data = recipe.data
     return {
         "format": FORMAT,
@@ -80,6 +81,7 @@ def provenance(recipe: Recipe, mesh: Mesh, state: State, loss: ClosedJaxpr) -> d
             "sizes": dict(_model_sizes(recipe.model)),
             "defaults": dict(_model_defaults(recipe.model)),
             "loss": _hash_program(loss),
+            "init": _hash_program(initialize, arrays=False),
         },
         "optimizer": {
             "equations": f"{init.equations} {update.equations}",
@@ -142,8 +144,8 @@ def find_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[
     devices = [*_device_changes(saved, current)]
     changes += sizes
     # With other shapes, shardings or versions of JAX the same loss has a different program.
-    if not (changes or devices or versions) and saved["model"]["loss"] != current["model"]["loss"]:
-        changes.append(Change("the model's loss computes something else", breaking=True))
+    if not (changes or devices or versions):
+        changes += _model_changes(saved["model"], current["model"])
     # The optimizer's equations depend on the shapes of the parameters.
     if not any(change.breaking for change in sizes):
         same_versions = not versions
@@ -185,6 +187,15 @@ def _size_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Itera
         if before != after:
             # A different layout, like a different mesh, only changes the order of additions.
             yield Change(f"model {name} {before} → {after}", breaking=name != "layout")
+
+
+def _model_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Change]:
+    """Yield the changes of the programs of a model."""
+    if saved["loss"] != current["loss"]:
+        yield Change("the model's loss computes something else", breaking=True)
+    # Checkpoints of earlier versions do not record the initialization.
+    if saved.get("init", current["init"]) != current["init"]:
+        yield Change("the model's parameters are initialized differently", breaking=True)
 
 
 def _device_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Change]:
@@ -267,9 +278,9 @@ class ProgramSummary:
     """The numbers in the program, in order."""
 
 
-def summarize_program(traced: ClosedJaxpr) -> ProgramSummary:
-    """Return the summary of a traced function."""
-    hasher = _ProgramHasher()
+def summarize_program(traced: ClosedJaxpr, *, arrays: bool = True) -> ProgramSummary:
+    """Return the summary of a traced function, without the values of its `arrays` if told so."""
+    hasher = _ProgramHasher(arrays=arrays)
     for const in traced.consts:
         hasher.add_constant(const)
     hasher.add_jaxpr(traced.jaxpr)
@@ -279,9 +290,12 @@ def summarize_program(traced: ClosedJaxpr) -> ProgramSummary:
     return ProgramSummary(hasher.equations.hexdigest()[:16], tuple(hasher.numbers))
 
 
-def _hash_program(traced: ClosedJaxpr) -> str:
-    """Return a hash of a program with its numbers."""
-    summary = summarize_program(traced)
+def _hash_program(traced: ClosedJaxpr, *, arrays: bool = True) -> str:
+    """Return a hash of a program with its numbers.
+
+    The `arrays` of an initialization do not count, because they may be large pretrained weights.
+    """
+    summary = summarize_program(traced, arrays=arrays)
     text = repr((summary.equations, summary.numbers))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -292,6 +306,8 @@ class _ProgramHasher:
 
     equations: Any = field(default_factory=hashlib.sha256)
     numbers: list[float] = field(default_factory=list)
+    arrays: bool = True
+    """True if the values of arrays count."""
 
     def add(self, *values: object) -> None:
         self.equations.update(repr(values).encode())
@@ -337,7 +353,8 @@ class _ProgramHasher:
             self.add(name, type(value).__name__)
 
     def add_constant(self, value: Any) -> None:
-        if not getattr(value, "is_fully_addressable", True):
+        unread = not self.arrays and np.ndim(value) > 0
+        if unread or not getattr(value, "is_fully_addressable", True):
             self.add("constant", value.shape, str(value.dtype))
             return
         array = np.asarray(value)

@@ -265,6 +265,17 @@ def get_bucket(call: Call) -> Json:
     }
 
 
+# The project
+
+
+def test_permissions(call: Call) -> Json:
+    """Return the permissions that the caller has on the project: all of them."""
+    permissions = request_bodies.require_object(call.body).get("permissions")
+    if not isinstance(permissions, list):
+        raise invalid("permissions must be a list", "permissions")
+    return {"permissions": permissions}
+
+
 Handler = Callable[[Call], Json]
 _PAGES = ("pageSize", "pageToken")
 _QUEUED = f"{LOCATION}/queuedResources"
@@ -287,6 +298,8 @@ _ROUTES: tuple[tuple[str, str, str, Handler, tuple[str, ...]], ...] = (
     ("PATCH", f"{_NODES}/{{id}}", "nodes.patch", patch_node, ("updateMask",)),
     ("DELETE", f"{_NODES}/{{id}}", "nodes.delete", delete_node, ()),
     ("GET", f"{_OPERATIONS}/{{id}}", "operations.get", get_operation, ()),
+    ("POST", "/v1/projects/{project}:testIamPermissions", "projects.testIamPermissions",
+     test_permissions, ()),
     ("GET", "/storage/v1/b/{id}", "buckets.get", get_bucket, ("projection",)),
 )  # fmt: skip
 _CHANGES = {"create", "delete", "patch", "start", "stop", "reset"}
