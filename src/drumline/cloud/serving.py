@@ -34,7 +34,7 @@ async def _accept_connections(server: uvicorn.Server, listener: socket.socket) -
         await asyncio.sleep(0.01)
 
     def create_protocol() -> asyncio.Protocol:
-        protocol: asyncio.Protocol = server.config.http_protocol_class(  # type: ignore[call-arg,assignment,operator]
+        protocol: asyncio.Protocol = server.config.http_protocol_class(  # type: ignore[call-arg]
             config=server.config,
             server_state=server.server_state,
             app_state=server.lifespan.state,
