@@ -271,6 +271,26 @@ def test_without_a_terminal_yes_is_required(
     assert capsys.readouterr().out == "done\n"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "FAILED", "chips_held": 0},
+        {"status": "CANCELLED"},
+        {"status": "WAITING", "chips_held": 0, "progress": None},
+    ],
+)
+def test_delete_asks_only_before_it_stops_a_program(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, changes: dict[str, Any]
+) -> None:
+    server.holds(a_job(**changes), a_job("000005"))
+    for one in ("000004", "000005"):
+        server.answers[f"POST /jobs/{one}/delete"] = {"job": {}, "text": "done"}
+    assert drumline("delete", "4") == 0
+    assert capsys.readouterr().out == "done\n"
+    assert drumline("delete", "4", "5") == 2
+    assert "add --yes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("typed", "done"), [("y", True), ("n", False), ("", False)])
 def test_on_a_terminal_delete_asks_for_confirmation(
     server: Any,

@@ -54,6 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/logs"):
             self.send_response(200); self.send_header("Transfer-Encoding", "chunked")
             self.end_headers(); self.wfile.write(b"6\r\nline 1\r\n"); os._exit(9)
+        if self.path == "/jobs": time.sleep(float(os.environ.get("DRUMLINE_TEST_LATE", 0)))
         self.answer({"pid": os.getpid(), "version": "9"} if self.path == "/status" else [])
     def do_POST(self):
         if self.path == "/stop":
@@ -197,6 +198,35 @@ def test_the_server_does_not_inherit_what_the_shell_holds(
     assert "s3cret" not in json.dumps(start["environ"])
     assert start["environ"]["GOOGLE_APPLICATION_CREDENTIALS"] == "/login.json"
     assert start["environ"]["PATH"] == os.environ["PATH"]
+
+
+def test_a_paused_server_is_reported_and_answers_after_it_continues(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "SILENCE_SECONDS", 0.2)
+    client = Client(home)
+    client.list()
+    pid = starts(home)[0]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for call in (client.list, lambda: client.wait("1"), lambda: list(client.logs("1"))):
+            with pytest.raises(Refused, match=rf"process {pid}\) is paused.*kill -CONT {pid}$"):
+                call()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert client.list() == []
+
+
+def test_a_slow_server_is_reported_once_and_its_answer_is_awaited(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setenv("DRUMLINE_TEST_LATE", "0.5")
+    warnings: list[str] = []
+    assert Client(home, warn=warnings.append).list() == []
+    assert [one for one in warnings if "not answered" in one] == [
+        f"the server has not answered for 0 s, waiting; its log: {home / 'server.log'}"
+    ]
 
 
 def test_an_unacknowledged_change_is_not_repeated(home: Path) -> None:

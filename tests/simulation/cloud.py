@@ -7,7 +7,7 @@ lag or lose entries, a login that expires.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drumline.chips import slice_of
 from drumline.cloud.google import placements
@@ -30,7 +30,7 @@ from drumline.cloud.model.resources import (
     StartHosts,
     Tier,
 )
-from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.cloud.protocol import CloudError, OperationState, PlacementRequest
 from drumline.hosts.values import Address
 from drumline.observed import Endpoint, ListedPlacement, Refusal
 from tests.simulation.environment import Environment
@@ -53,6 +53,12 @@ REFUSALS = (
 )
 
 
+DELETE_SECONDS = 60.0
+NEVER = 1e9
+CREATION_ERRORS = (*REFUSALS, UNAVAILABLE, INTERNAL)
+"""Errors with which an accepted creation ends. None of them ends a job."""
+
+
 @dataclass
 class Weather:
     """How badly the cloud behaves now; faults raise these for a while."""
@@ -70,6 +76,14 @@ class Weather:
     """The share of deletes that are not queued."""
     slow: float = 0.3
     """Seconds that a call usually takes."""
+    unsure: float = 0.0
+    """The share of lookups by name that fail."""
+    creates_nothing: float = 0.0
+    """The share of requests that are accepted, and whose creation fails later."""
+    hides: float = 0.0
+    """Seconds for which a new request is at most missing in listings and lookups."""
+    boots_nothing: float = 0.0
+    """The share of slices that are granted and never become READY."""
 
 
 @dataclass
@@ -93,7 +107,7 @@ class SimulatedCloud:
         self._environment = environment
         self._dice = environment.streams["cloud"]
         limits = Limits(capacity={zone: {"v4": chips, "v5e": chips} for zone in zones})
-        timing = CloudTiming(waiting=20.0, provision=90.0, delete=60.0)
+        timing = CloudTiming(waiting=20.0, provision=90.0, delete=DELETE_SECONDS)
         self.fleet = Fleet(environment.now, limits, timing, seed=self._dice.getrandbits(32))
         self.weather = Weather()
         self.zones = tuple(zones)
@@ -104,6 +118,8 @@ class SimulatedCloud:
         self._stirred = asyncio.Event()
         self.bills: list[Bill] = []
         """Every slice that was ready, from then on."""
+        self._operations: dict[str, OperationState] = {}
+        self._hidden_until: dict[str, float] = {}
         self.asking: list[Callable[[str], None]] = []
         """Told of every request before it is made."""
 
@@ -167,6 +183,9 @@ class SimulatedCloud:
         self._environment.note("booting", _short(node.spec.name), len(hosts))
         for host in hosts:
             self._environment.hosts[host.address.ssh_ip] = host
+        if self.weather.boots_nothing and self._dice.chance(self.weather.boots_nothing):
+            self._environment.note("never boots", _short(node.spec.name))
+            return
         await asyncio.sleep(self._dice.delay(40.0, 400.0, 0.05))
         if self._hosts_of.get(node.uid) is not hosts:
             return
@@ -207,6 +226,34 @@ class SimulatedCloud:
         self.fleet.preempt(node, notice)
         self.stir()
 
+    def hang_deletions(self, hang: bool) -> None:
+        """Whether deletions that begin from now on have no end before the faults stop."""
+        delete = NEVER if hang else DELETE_SECONDS
+        self.fleet.timing = replace(self.fleet.timing, delete=delete)
+
+    def end_deletions(self) -> None:
+        """End all deletions that hang."""
+        self.hang_deletions(False)
+        soon = self._environment.now() + DELETE_SECONDS
+        for node in self.fleet.nodes.values():
+            node.gone_at = min(node.gone_at, soon)
+        for request in self.fleet.requests.values():
+            request.due_at = min(request.due_at, soon)
+        self.stir()
+
+    async def maintain(self, node: Node, seconds: float) -> None:
+        """Maintain the machines of a node, whose hosts answer nothing meanwhile."""
+        name = _short(node.spec.name)
+        self._environment.note("maintenance", name, seconds)
+        # Nobody is to blame if the job gives it up.
+        self._environment.taken.add(name)
+        hosts = self.hosts_of(node)
+        node.health = "UNHEALTHY_MAINTENANCE"
+        for host in hosts:
+            host.hung_until = max(host.hung_until, self._environment.now() + seconds)
+        await asyncio.sleep(seconds)
+        node.health = ""
+
     def fail_request(self, request: Request, error: RpcStatus | None) -> None:
         """The cloud gives up a request that waits."""
         if request.state in {RequestState.CREATING, RequestState.WAITING}:
@@ -230,11 +277,20 @@ class SimulatedCloud:
     async def find(self, zone: str, name: str) -> ListedPlacement | None:
         """A get knows what is now."""
         await self._call("list")
+        if self._dice.chance(self.weather.unsure):
+            raise UNAVAILABLE
         placement = next((p for p in self._listed() if p.zone == zone and p.name == name), None)
         await self._answer()
         return placement
 
-    async def ask(self, request: PlacementRequest) -> None:
+    async def operation(self, name: str) -> OperationState | None:
+        """The state of the operation that creates a request."""
+        await self._call("list")
+        state = self._operations.get(name)
+        await self._answer()
+        return state
+
+    async def ask(self, request: PlacementRequest) -> str:
         """Queue a request."""
         for check in self.asking:
             check(request.name)
@@ -242,6 +298,9 @@ class SimulatedCloud:
         if self._dice.chance(self.weather.refuses):
             raise self._dice.choice(REFUSALS)
         parent = f"projects/{PROJECT}/locations/{request.zone}"
+        operation = f"{parent}/operations/{request.name}-{len(self._operations)}"
+        if self._dice.chance(self.weather.creates_nothing):
+            return await self._create_nothing(request, operation)
         names = [request.name]
         if request.slices > 1:
             names = [f"{request.name}-{n}" for n in range(request.slices)]
@@ -260,8 +319,31 @@ class SimulatedCloud:
         except ApiError as error:
             if error.status.code != 6:
                 raise CloudError(error.status.message, error.status.code) from None
+            operation = ""
+        else:
+            self._operations[operation] = OperationState(True)
+            if self.weather.hides:
+                shown_at = self._environment.now() + self.weather.hides * self._dice.random()
+                self._hidden_until.setdefault(request.name, shown_at)
         self.stir()
         await self._answer()
+        return operation
+
+    async def _create_nothing(self, request: PlacementRequest, operation: str) -> str:
+        """Accept a request that comes to nothing: its operation fails, or is lost."""
+        self._environment.note("creates nothing", request.name, request.zone)
+        if self._dice.chance(0.3):
+            # Nobody can tell why it is not there.
+            self._environment.taken.add(request.name)
+        else:
+            self._operations[operation] = OperationState(False)
+            self._environment.spawn(self._fail_creation(operation))
+        await self._answer()
+        return operation
+
+    async def _fail_creation(self, operation: str) -> None:
+        await asyncio.sleep(self._dice.delay(10.0, 600.0))
+        self._operations[operation] = OperationState(True, self._dice.choice(CREATION_ERRORS))
 
     async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
         """Delete a request and its nodes."""
@@ -283,6 +365,9 @@ class SimulatedCloud:
         """None is published."""
         await self._call("list")
         return [None] * len(placement.endpoints)
+
+    async def check_login(self) -> None:
+        """Always valid."""
 
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
         """None is published."""
@@ -337,7 +422,10 @@ class SimulatedCloud:
         """All there is, in the words of the API."""
         requests = [_request(request) for request in self.fleet.requests.values()]
         nodes = [_node(node) for node in self.fleet.nodes.values()]
-        yield from placements.combine_listings(requests, nodes)
+        now = self._environment.now()
+        for placement in placements.combine_listings(requests, nodes):
+            if now >= self._hidden_until.get(placement.name, 0.0):
+                yield placement
 
     def resources(self) -> set[str]:
         """The names of all that exists, or may cost."""
@@ -364,5 +452,5 @@ def _node(node: Node) -> ListedNode:
     ends = tuple(Endpoint(host.host_key, host.ip) for host in node.hosts)
     return ListedNode(
         _short(spec.name), spec.zone, node.state.value, spec.slice.name, spec.labels, ends,
-        request=_short(node.request or ""),
+        request=_short(node.request or ""), health=node.health,
     )  # fmt: skip

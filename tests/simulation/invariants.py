@@ -156,19 +156,45 @@ class Invariants:
                 )
             before = loop.steps
             self._check_kept_slices()
+            self._check_cancelled_programs()
+
+    def _check_cancelled_programs(self) -> None:
+        """No program runs whose job is CANCELLED."""
+        service, environment = self._server.service, self._environment
+        runs = [run for host in environment.hosts.values() for run in host.attempts.values()]
+        for run in runs if service else ():
+            job_id = run.job.partition("@")[0]
+            ours = run.alive and run.job == self._key(job_id)
+            if not ours or service is None or (run.job, run.attempt) in environment.liars:
+                continue
+            record = service.supervisor.record(job_id)
+            if record is not None and record.job.status is Status.CANCELLED:
+                text = f"{run.job} is CANCELLED, and its attempt {run.attempt} runs"
+                environment.fail(f"{text} on {run.host.name}")
 
     def _check_kept_slices(self) -> None:
         """No slice is kept for a resume after its user was told that it is released."""
         service = self._server.service
         for record in service.supervisor.records.values() if service else ():
             job = record.job
-            if job.placement is None or not job.status.ended or job.wish is not DesiredState.CANCEL:
+            if job.placement is None or not job.status.ended or job.wish is DesiredState.DELETE:
                 continue
+            if job.status is Status.FAILED:
+                self._check_programs_ended(job, job.placement.name)
             for user_request in reversed(self._user_requests.get(job.id, [])):
                 if user_request.verb in {"create", "resume"}:
                     break
                 if user_request.verb == "delete" and user_request.outcome == "answered":
                     self._environment.fail(f"{job.id} was deleted, and its slice is kept")
+
+    def _check_programs_ended(self, job: Job, kept: str) -> None:
+        """No program runs on the slice that a failed job keeps."""
+        for host in self._environment.hosts.values():
+            for attempt in host.attempts.values():
+                if (attempt.job, attempt.attempt) in self._environment.liars:
+                    continue
+                if attempt.alive and host.name.startswith(f"{kept}/"):
+                    self._environment.fail(f"{job.id} failed and runs on its kept {host.name}")
 
     # In the morning ------------------------------------------------------------------------------
 

@@ -99,8 +99,8 @@ def a_gap_in_one_listing_counts_as_gone() -> AbstractContextManager[Any]:
     """Treat a slice that a listing leaves out as gone."""
     real = polling.ZonePolls.poll
 
-    async def poll(self: Any, zone: str, expected: Any = ()) -> Any:
-        del expected
+    async def poll(self: Any, zone: str, expected: Any = (), operations: Any = None) -> Any:
+        del expected, operations
         return await real(self, zone)
 
     return patch.object(polling.ZonePolls, "poll", poll)
@@ -294,6 +294,44 @@ def file_names_of_an_old_writer_are_reused() -> AbstractContextManager[Any]:
     return patch.object(fence.Fence, "abandoned", ())
 
 
+def a_cancel_needs_no_confirmation() -> AbstractContextManager[Any]:
+    """Count a program as stopped after one try, also on hosts that did not answer."""
+
+    def stopped(self: Any, job: Job) -> bool:
+        return sessions.attempt_key(job) in self._stopped
+
+    return patch.object(sessions.Sessions, "stopped", stopped)
+
+
+def requests_that_are_not_visible_count_as_preempted() -> AbstractContextManager[Any]:
+    """Give a request up that the cloud does not show within its first minute."""
+    return patch.object(lifecycle, "_may_appear", lambda *_: False)
+
+
+def errors_of_create_operations_are_ignored() -> AbstractContextManager[Any]:
+    """Never read the operation that creates a slice."""
+
+    async def nothing(*_: Any) -> tuple[set[str], set[str], dict[str, Any]]:
+        return set(), set(), {}
+
+    return patch.object(polling.ZonePolls, "_read_operations", nothing)
+
+
+def slices_boot_without_a_deadline() -> AbstractContextManager[Any]:
+    """Wait for ever for a slice that was granted and never becomes READY."""
+    real = lifecycle.decide
+
+    def decide(job: Job, observations: Any, now: float, timeouts: Any) -> Decision:
+        return real(job, observations, now, replace(timeouts, booting=1e12))
+
+    return patch.object(lifecycle, "decide", decide)
+
+
+def maintenance_counts_as_a_bad_host() -> AbstractContextManager[Any]:
+    """Ignore that the cloud lists a maintenance."""
+    return patch("drumline.cloud.google.placements._maintenance", lambda _: "")
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     releases_are_dropped,
     a_program_starts_while_the_old_one_runs,
@@ -322,6 +360,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     fencing_numbers_do_not_grow,
     checkpoint_folders_have_no_owner,
     file_names_of_an_old_writer_are_reused,
+    a_cancel_needs_no_confirmation,
+    requests_that_are_not_visible_count_as_preempted,
+    errors_of_create_operations_are_ignored,
+    slices_boot_without_a_deadline,
+    maintenance_counts_as_a_bad_host,
 )
 
 

@@ -115,6 +115,16 @@ _FAULTS: tuple[tuple[str, float, float], ...] = (
     ("clock back", 0.7, 0.0),
     ("disk full", 0.5, 300.0),
 )
+_MORE_FAULTS: tuple[tuple[str, float, float], ...] = (
+    ("creations fail", 0.7, 1200.0),
+    ("requests appear late", 0.7, 1200.0),
+    ("lookups fail", 1.0, 900.0),
+    ("slices never boot", 0.5, 900.0),
+    ("deletions hang", 0.7, 5400.0),
+    ("maintenance", 0.7, 3000.0),
+    ("cancel out of reach", 1.0, 900.0),
+)
+"""Drawn from a stream of their own, so that they change nothing in the others."""
 _VERBS: tuple[tuple[str, float], ...] = (
     ("cancel", 3.0),
     ("resume", 3.0),
@@ -153,6 +163,11 @@ def generate_schedule(seed: int) -> Schedule:
                 # Two people at one job, within moments of each other.
                 other = stream.choice(_VERBS)[0]
                 incidents.append(Incident(at + stream.uniform(0, 3.0), other, target))
+    more = Stream(f"{seed} more faults")
+    for kind, often, lasts in _MORE_FAULTS:
+        for _ in range(_poisson(more, often * storm)):
+            at, seconds = more.uniform(0, night), lasts * more.expovariate(1.0)
+            incidents.append(Incident(at, kind, more.randrange(1 << 16), seconds, more.random()))
     incidents.sort(key=lambda incident: incident.at)
     # From dice of its own, as the chips below.
     homes = Stream(f"{seed} homes")

@@ -24,7 +24,9 @@ cloud: google
 project: lab-tpu-1
 zones: [{", ".join(ZONES)}]
 look_seconds: 1200
-patience: {{waiting: 4000, silence: 1200, bad_silence: 3600, first_contact: 3600}}
+patience:
+  {{waiting: 4000, silence: 1200, bad_silence: 3600, first_contact: 3600, booting: 3600,
+    deleting: 3600}}
 """
 CHIPS = 48
 """In each zone: three of the largest jobs, so that they compete."""
@@ -117,6 +119,7 @@ class Simulation:
             await asyncio.sleep(60.0)
         self.cloud.weather = Weather(failing=0.0)
         self.cloud.lag(0.0)
+        self.cloud.end_deletions()
         for zone in ZONES:
             self.cloud.fleet.limits.capacity[zone] = {"v5e": 10 * CHIPS}
         self.cloud.stir()
@@ -258,6 +261,30 @@ class Simulation:
                 weather.holes = 0.5 * incident.amount
                 await asyncio.sleep(incident.seconds)
                 weather.holes = 0.0
+            case "creations fail":
+                weather.creates_nothing = 0.2 + 0.6 * incident.amount
+                await asyncio.sleep(incident.seconds)
+                weather.creates_nothing = 0.0
+            case "requests appear late":
+                weather.hides = 50.0
+                await asyncio.sleep(incident.seconds)
+                weather.hides = 0.0
+            case "lookups fail":
+                weather.unsure, weather.holes = 0.3 + 0.7 * incident.amount, 0.3
+                await asyncio.sleep(incident.seconds)
+                weather.unsure = weather.holes = 0.0
+            case "slices never boot":
+                weather.boots_nothing = 0.7
+                await asyncio.sleep(incident.seconds)
+                weather.boots_nothing = 0.0
+            case "deletions hang":
+                cloud.hang_deletions(True)
+                await asyncio.sleep(incident.seconds)
+                cloud.hang_deletions(False)
+            case "maintenance" if node:
+                await cloud.maintain(node, incident.seconds)
+            case "cancel out of reach" if self.ids:
+                await self._cancel_out_of_reach(incident)
             case "cut host" if host:
                 host.cut()
             case "hang host" | "hang host long" if host:
@@ -295,6 +322,17 @@ class Simulation:
                 server.fill_disk(True)
                 await asyncio.sleep(incident.seconds)
                 server.fill_disk(False)
+
+    async def _cancel_out_of_reach(self, incident: Incident) -> None:
+        """A user cancels a job while one of its hosts answers nothing."""
+        home, job_id = list(self.ids.values())[incident.target % len(self.ids)]
+        key = self.environment.key(self.servers[home].owner, job_id)
+        runs = [run for host in self.environment.hosts.values() for run in host.attempts.values()]
+        hosts = [run.host for run in runs if run.alive and run.job == key]
+        if hosts:
+            hosts[incident.target // 11 % len(hosts)].hang(incident.seconds)
+            await self._verb("cancel", home, job_id)
+            await asyncio.sleep(incident.seconds)
 
 
 def simulate(schedule: Schedule) -> Outcome:

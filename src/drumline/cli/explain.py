@@ -118,13 +118,14 @@ _REACTIONS = {
 
 def _explain_answer(http: int | None, status: str | None) -> _Explanation:
     from drumline.cloud.google import errors
-    from drumline.cloud.google.responses import parse_answer
+    from drumline.cloud.google.responses import OK, parse_answer
     from drumline.errors import UserError
     from drumline.jobs.core.refusals import (
         REFUSALS_PER_CANDIDATE,
         action_for,
         leaves_candidate,
     )
+    from drumline.observed import FaultKind
 
     if http is not None and not 300 <= http < 600:
         raise UserError(f"--http {http}: the HTTP code of an error is between 300 and 599")
@@ -137,6 +138,8 @@ def _explain_answer(http: int | None, status: str | None) -> _Explanation:
     code, text = parse_answer(text, http, status)
     zone = errors.zone_in(text) or "this zone"
     meaning = errors.explain(code, text, zone)
+    if code == OK and meaning.fault.kind is FaultKind.UNKNOWN:
+        raise UserError("the answer reports no error, so there is nothing to explain")
     action = _ANSWER_ACTIONS[action_for(meaning.fault)]
     reaction = _REACTIONS[action]
     if action == "later" and leaves_candidate(meaning.fault, REFUSALS_PER_CANDIDATE):

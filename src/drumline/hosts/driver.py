@@ -435,20 +435,23 @@ class HostRunner:
 
     # Commands ------------------------------------------------------------------------------------
 
-    async def stop(self, grace: float) -> None:
-        """Stop the program on this host. Give up if the host cannot be reached in time."""
+    async def stop(self, grace: float) -> bool:
+        """Stop the program on this host. Return True if the host confirmed it in time."""
         timeout = grace + self._resources.timing.stop_margin
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while True:
                     agent = await self._wait_for_agent()
                     try:
-                        self._apply_status(
-                            await agent.ask(AttemptStatus, wire.STOP, self._folder, str(grace))
-                        )
-                        return
+                        status = await agent.ask(AttemptStatus, wire.STOP, self._folder, str(grace))
                     except (*CONNECTION_ERRORS, AgentError):
                         await asyncio.sleep(0.1)
+                        continue
+                    self._apply_status(status)
+                    if status.state != "running":
+                        return True
+                    await asyncio.sleep(1.0)
+        return False
 
     async def run(
         self,

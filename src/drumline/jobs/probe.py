@@ -396,6 +396,8 @@ class Probe:
                 names = await self._cloud.instance_names(placement)
         except CloudError as error:
             raise self._fail(error) from error
+        if command and names_instances(command) and None in names:
+            raise self._fail("the cloud publishes no name of an instance, which %n stands for")
         published = sum(key is not None for key in keys)
         report.done(f"{published} of {len(placement.endpoints)} hosts publish their key")
         keys = [*keys, *[None] * len(placement.endpoints)]

@@ -215,7 +215,7 @@ def test_the_kind_determines_the_action(fault: Fault, expected: RefusalAction) -
             "Permission 'tpu.nodes.list' denied on",
             "us-east1-d",
             "the permission tpu.nodes.list is missing in us-east1-d: ask an administrator of the "
-            "project for the role roles/tpu.viewer",
+            "project for the role roles/tpu.viewer, or roles/tpu.admin to run jobs",
         ),
         (
             7,

@@ -144,3 +144,60 @@ def test_a_job_of_version_0_1_keeps_its_checkpoint_folder(tmp_path: Path) -> Non
         assert harness.starts(job)[-1].program.checkpoint == f"{CHECKPOINT}/{job}"
 
     run_scenario(tmp_path, scenario)
+
+
+async def deletion_that_does_not_end(harness: ServerHarness, **heartbeat: object) -> str:
+    """Return a job that lost its slice to silence; the cloud deletes the slice for days."""
+    harness.cloud.buckets["lab"] = "US-CENTRAL2"
+    job = await harness.create(checkpoint=CHECKPOINT)
+    await harness.reaches(job, "RUNNING")
+    harness.starts(job)[0].send_heartbeat(step=1, **heartbeat)
+    await asyncio.sleep(20)
+    harness.cloud.ignores_deletes = True
+    harness.starts(job)[0].connection(there=False)
+    await harness.until(lambda: bool(harness.service.store.releasing()), within=900)
+    (old,) = harness.service.store.releasing()
+    harness.cloud.becomes(old.name, "DELETING", "DELETING")
+    return job
+
+
+def test_a_job_does_not_wait_for_a_deletion_without_end_if_its_program_is_fenced_off(
+    tmp_path: Path,
+) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await deletion_that_does_not_end(harness, fenced=True)
+        await asyncio.sleep(1500)
+        assert len(harness.starts(job)) == 1, "a deletion usually takes minutes"
+        await harness.until(lambda: len(harness.starts(job)) == 2, within=900)
+        first, second = (start.program for start in harness.starts(job))
+        assert first.fence < second.fence
+        since = harness.clock()
+        await asyncio.sleep(600)
+        assert harness.cloud.count("release", since) > 0, "it is still being released"
+        assert harness.service.store.releasing()
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_job_waits_for_a_program_that_may_still_write(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await deletion_that_does_not_end(harness, checkpoint=1)
+        await asyncio.sleep(24 * 3600)
+        assert len(harness.starts(job)) == 1
+        assert "previous slice to be deleted" in harness.show(job)["reason"]
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_preempted_slice_runs_nothing_while_its_deletion_does_not_end(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        (name,) = harness.cloud.held
+        harness.cloud.ignores_deletes = True
+        harness.cloud.becomes(name, "SUSPENDED", "PREEMPTED")
+        await harness.until(lambda: bool(harness.service.store.releasing()))
+        harness.cloud.becomes(name, "DELETING", "DELETING")
+        await harness.until(lambda: len(harness.starts(job)) == 2, within=3600)
+
+    run_scenario(tmp_path, scenario)

@@ -44,9 +44,9 @@ def slow_to_stop(harness: ServerHarness, job: str) -> Door:
     session, door = harness.starts(job)[-1], Door()
     ends = session.stop
 
-    async def stop(grace: float) -> None:
+    async def stop(grace: float) -> tuple[int, ...]:
         await door.passed()
-        await ends(grace)
+        return await ends(grace)
 
     session.stop = stop  # type: ignore[method-assign]
     return door
@@ -73,6 +73,39 @@ async def holding(harness: ServerHarness, **keys: Any) -> str:
 
 async def slice_goes(harness: ServerHarness) -> None:
     await harness.until(lambda: not harness.cloud.held and not harness.cloud.requested)
+
+
+def test_delete_speaks_of_chips_only_if_the_job_holds_a_slice(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.given = ("WAITING_FOR_RESOURCES", None)
+        waiting = await harness.create()
+        await harness.reaches(waiting, "WAITING")
+        request = "its request for v4-16 in us-central2-b is withdrawn"
+        assert await do(harness, waiting, "delete") == f"{waiting} is cancelled; {request}"
+        await harness.reaches(waiting, "CANCELLED")
+        assert await do(harness, waiting, "delete") == f"{waiting} is CANCELLED and holds no slice"
+        harness.cloud.given = ("ACTIVE", "READY")
+        job = await running(harness)
+        assert "8 chips in us-central2-b are being released" in await do(harness, job, "delete")
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_clean_right_after_delete_waits_for_the_program(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await running(harness)
+        door = slow_to_stop(harness, job)
+        await do(harness, job, "delete")
+        await door.reached.wait()
+        cleaning = asyncio.ensure_future(do(harness, job, "clean"))
+        await asyncio.sleep(5)
+        assert not cleaning.done()
+        door.open()
+        assert "are removed" in await cleaning
+        assert harness.service.overview() == []
+        await slice_goes(harness)
+
+    run_scenario(tmp_path, scenario)
 
 
 def test_a_cancel_after_a_delete_does_not_keep_the_slice(tmp_path: Path) -> None:
@@ -155,6 +188,25 @@ def test_a_resume_during_a_delete_is_rejected(tmp_path: Path) -> None:
         door.open()
         await harness.reaches(job, "CANCELLED")
         await slice_goes(harness)
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_second_delete_during_a_resume_wins_too(tmp_path: Path) -> None:
+    """The job is deleted already, so only the time of the second delete tells the two apart."""
+
+    async def scenario(harness: ServerHarness) -> None:
+        job = await holding(harness)
+        await do(harness, job, "delete")
+        await slice_goes(harness)
+        door = slow_to_pack(harness)
+        resuming = asyncio.ensure_future(do(harness, job, "resume"))
+        await door.reached.wait()
+        await do(harness, job, "delete")
+        door.open()
+        with pytest.raises(RequestError, match="deleted in the meantime"):
+            await resuming
+        assert harness.status(job) == "CANCELLED"
 
     run_scenario(tmp_path, scenario)
 
@@ -288,9 +340,9 @@ def test_a_late_answer_of_the_cloud_to_a_removed_job_changes_nothing(
         door = Door()
         ask = harness.cloud.ask
 
-        async def slow(request: Any) -> None:
+        async def slow(request: Any) -> str:
             await door.passed()
-            await ask(request)
+            return await ask(request)
 
         harness.cloud.ask = slow  # type: ignore[method-assign]
         job = await harness.create()

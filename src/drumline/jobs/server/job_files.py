@@ -21,6 +21,7 @@ from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Candidate
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.slice_settings import check_zones
+from drumline.observed import FaultKind
 
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
@@ -43,6 +44,19 @@ class JobFiles:
             return validate(raw)
         except SpecError as error:
             raise RequestError(str(error)) from None
+
+    async def login_error(self, raw: Mapping[str, Any]) -> str:
+        """Return a message if the login to the cloud is missing or expired, else empty.
+
+        An invalid job file is reported first. A network error says nothing about the login.
+        """
+        self.validate(raw)
+        try:
+            await self._cloud.check_login()
+        except CloudError as error:
+            if self._cloud.explain(error, "").fault.kind is FaultKind.LOGIN:
+                return str(error)
+        return ""
 
     async def check(self, raw: Mapping[str, Any]) -> "tuple[JobSpec, tuple[Candidate, ...]]":
         """Read a job file from JSON. Return it with the slices that it can run on here."""

@@ -162,6 +162,8 @@ class JobService:
         job_origin = dict(origin or {})
         if job_origin.get("from"):
             raw, job_origin = self._take_over(raw, job_origin)
+        if message := await self.files.login_error(raw):
+            raise RequestError(f"{message}; nothing was created")
         spec, choices = await self.files.check(raw)
         missing = set(spec.secrets) - set(secrets)
         if missing:
@@ -237,6 +239,8 @@ class JobService:
         bundled = await self.files.choose_package(spec)
         archive = await self.files.measure(spec, bundled)
         warnings = [f"! {warning}" for warning in self.files.warnings(spec, choices, bundled)]
+        if message := await self.files.login_error(raw):
+            warnings.append(f"! {message}")
         packing = packing_fields(archive)
         settings = spec.slice_settings.over(self.supervisor.config.slice_settings)
         plan = views.plan_lines(spec, choices, archive, settings)

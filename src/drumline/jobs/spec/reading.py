@@ -38,9 +38,11 @@ from drumline.jobs.spec.yaml_lines import (
     read,
 )
 
-_MAPS = ("environment", "python", "mounts", "retry", "service_account", "labels", "ssh")
+_MAPS = (
+    "environment", "python", "docker", "mounts", "retry", "service_account", "labels", "ssh",
+)  # fmt: skip
 """The keys whose values are maps."""
-_SHORT_FORMS = {"python": "kind", "service_account": "email"}
+_SHORT_FORMS = {"python": "kind", "docker": "image", "service_account": "email"}
 """The inner key that a text alone sets, for the maps that have one."""
 _MAX_SHOWN = 60
 """The maximum length of a value in a list of changes."""
@@ -151,6 +153,9 @@ def slice_settings(values: Mapping[str, Any], *, source: str) -> SliceSettings:
 def amend(data: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
     """Read JSON with `key=value` overrides as given to `--set`. Raise SpecError."""
     values = dict(data)
+    if values.get("docker"):
+        # Derived from docker, whose image an override may change.
+        values["python"] = {**values["python"], "kind": "system", "image": None}
     results = [_apply_override(values, written) for written in overrides]
     if problems := [result for result in results if isinstance(result, Problem)]:
         raise SpecError(problems)

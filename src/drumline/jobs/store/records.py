@@ -13,12 +13,21 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from drumline.jobs.core.host_history import HostRecord
-from drumline.jobs.core.state import Attempt, Decision, EffectKind, Event, Job, Placement
+from drumline.jobs.core.state import (
+    Attempt,
+    Decision,
+    EffectKind,
+    Event,
+    Job,
+    OldProgram,
+    Placement,
+)
 from drumline.jobs.store.metrics import MetricsTable
 from drumline.jobs.store.schema import SchemaError, transaction, upgrade
 from drumline.jobs.store.specs import StoredSpec
@@ -68,6 +77,8 @@ class SliceRow:
     ready: float | None
     released: float | None
     gone: float | None
+    program: str = ""
+    """What is known of its program, an `OldProgram`."""
 
 
 UNREADABLE = "UNREADABLE"
@@ -324,10 +335,11 @@ class Store:
         now: float,
         reports: Iterable[HostReport] = (),
         spec: StoredSpec | None = None,
+        old_programs: Mapping[str, OldProgram] = MappingProxyType({}),
     ) -> None:
         """Save a decision, and the last `reports` of the hosts of an attempt that ended.
 
-        A `spec` replaces that of the job.
+        A `spec` replaces that of the job. `old_programs` are the programs on released slices.
         """
         job = decision.job
         hosts = json.dumps([_report_as_json(report) for report in reports])
@@ -355,10 +367,12 @@ class Store:
                 self._write_slice(job.id, job.placement, now)
             for effect in decision.effects:
                 if effect.kind is EffectKind.RELEASE:
+                    name = effect.placement.name
                     self._write_slice(job.id, effect.placement, now)
                     self._db.execute(
-                        "UPDATE slices SET released = ? WHERE name = ? AND released IS NULL",
-                        (now, effect.placement.name),
+                        "UPDATE slices SET released = ?, program = ?"
+                        " WHERE name = ? AND released IS NULL",
+                        (now, old_programs.get(name, OldProgram.UNKNOWN).value, name),
                     )
 
     def add_event(self, job_id: str, event: Event, now: float) -> None:
@@ -430,13 +444,18 @@ class Store:
     def adopt_orphan(self, row: SliceRow) -> None:
         """Add a slice with this database's label that no job holds, to be deleted."""
         self._db.execute(
-            "INSERT INTO slices VALUES (?, ?, ?, ?, ?, ?, ?, NULL) ON CONFLICT (name) DO UPDATE"
-            " SET released = coalesce(released, excluded.released), gone = NULL",
+            "INSERT INTO slices (name, job, zone, accelerator, asked, ready, released)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
+            " released = coalesce(released, excluded.released), gone = NULL",
             (
                 row.name, row.job, row.zone, row.accelerator,
                 row.asked, row.ready, row.released,
             ),
         )  # fmt: skip
+
+    def record_program(self, name: str, program: OldProgram) -> None:
+        """Record what is known of the program on a slice that is being deleted."""
+        self._db.execute("UPDATE slices SET program = ? WHERE name = ?", (program.value, name))
 
     def gone(self, name: str, now: float) -> None:
         """Record that a slice is gone from the cloud."""
