@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from drumline.cloud.emulator import processes
+from drumline.errors import UserError
 from drumline.jobs import Client, Refused
 from drumline.jobs import connection as connection_module
 from drumline.jobs.client import job_id
 from drumline.jobs.connection import NoServer, ServerConnection, home_folder
 from drumline.jobs.folders import Folders
 from drumline.jobs.server.process import ssh_key
+from tests.jobs.world import a_world
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
 # /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude, or have it
@@ -298,3 +300,37 @@ def test_the_public_half_of_the_key_is_that_of_the_key_there_is(tmp_path: Path) 
     assert ssh_key(folders) == other.export_public_key().decode().strip() != first
     for file in folders.key.parent.iterdir():
         assert file.stat().st_mode & 0o077 == 0 or file == folders.key
+
+
+def test_a_lost_key_is_not_replaced_while_slices_know_it(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    first = ssh_key(folders, [])
+    folders.key.unlink()
+    for slices in (["dl-me-000001-1"], None):
+        with pytest.raises(UserError, match="id_ed25519 is missing") as caught:
+            ssh_key(folders, slices)
+        assert "ssh-keygen" in str(caught.value)
+        assert not folders.key.exists()
+    assert ssh_key(folders, []) != first
+    folders.key.unlink()
+    folders.key.with_suffix(".pub").unlink()
+    with pytest.raises(UserError, match="dl-me-000001-1 accept no other key"):
+        ssh_key(folders, ["dl-me-000001-1"])
+
+
+def test_a_server_without_its_key_says_so_while_a_job_holds_a_slice(tmp_path: Path) -> None:
+    with a_world(tmp_path) as world:
+        job = world.create("sleep 600", zones=["local-a"])
+        world.reaches(job, "RUNNING")
+        world.client.stop_server()
+        key = world.home / "ssh" / "id_ed25519"
+        content = key.read_bytes()
+        key.unlink()
+        with pytest.raises(Exception, match="id_ed25519 is missing"):
+            world.client.show(job)
+        assert not key.exists()
+        key.write_bytes(content)
+        key.chmod(0o600)
+        assert world.status(job) in {"RUNNING", "STARTING", "RECOVERING"}
+        world.client.delete(job)
+        world.cloud_is_empty()

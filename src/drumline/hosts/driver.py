@@ -410,6 +410,9 @@ class HostRunner:
                 error=status.error,
                 error_at=status.error_at,
                 tail=status.tail,
+                chip_holder=_printable(status.chip_holder),
+                chip_error=_printable(status.chip_error),
+                location=_printable(status.location),
                 **_program_fields(status),
             )
         elif status.state == "lost" or self._was_started():
@@ -499,6 +502,11 @@ def _burn_in_fields(burn_in: Mapping[str, object]) -> dict[str, Any]:
 def _sanitize_identity(identity: Mapping[str, str]) -> dict[str, str]:
     """Limit the names that a host reports to short texts of printable characters."""
     return {
-        name[:MAX_NAME_LENGTH]: "".join(filter(str.isprintable, value[:MAX_NAME_LENGTH])).strip()
+        name[:MAX_NAME_LENGTH]: _printable(value)
         for name, value in list(identity.items())[:MAX_NAMES]
     }
+
+
+def _printable(text: str) -> str:
+    """Limit a text that a host reports to a short one of printable characters."""
+    return "".join(filter(str.isprintable, text[:MAX_NAME_LENGTH])).strip()

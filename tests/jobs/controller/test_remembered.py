@@ -44,7 +44,7 @@ def test_the_output_of_programs_alone_excludes_nobody(tmp_path: Path) -> None:
         for number in range(4):
             job = await harness.create()
             await harness.reaches(job, "RUNNING")
-            harness.starts(job)[0].ends(1, "Physical location: rack7")
+            harness.starts(job)[0].ends(1, "F0000 Physical location: rack7")
             await harness.until(lambda job=job: harness.show(job)["bad_hosts"] == 1)  # type: ignore[misc]
             states = {host["state"] for host in hosts(harness).values()}
             assert states == {"good", "suspect"}, number

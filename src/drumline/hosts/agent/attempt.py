@@ -8,7 +8,9 @@ import os
 import signal
 import time
 
+from .chips import ChipMonitor
 from .code import unpack_archive
+from .containers import container_name, remove_container, signal_container
 from .environment import (
     program_environment,
     read_program,
@@ -33,7 +35,7 @@ from .processes import (
     run_detached,
     terminate,
 )
-from .remaining import container_name, end_remaining, run_docker
+from .remaining import end_remaining
 from .status import attempt_status, exit_record, has_waiter
 from .wire import FreePort, HostProgram, Prepare, PrepareResult, Start, receive_message, send
 
@@ -106,6 +108,8 @@ def run_and_wait(folder: str) -> None:
         exec_program(folder, command, environment, work)
     remove(folder, "secrets.json")
     first_error = FirstError(folder, started["log_from"])
+    container = container_name(folder)
+    chips = ChipMonitor(folder, started["log_from"], container)
     growth = GrowthRecorder(folder, started["log_from"])
     orphans = AdoptedOrphans(folder, child)
     while True:
@@ -115,6 +119,7 @@ def run_and_wait(folder: str) -> None:
             first_error.scan()
             growth.update()
             orphans.update()
+            chips.update()
         if wait_status is not None:
             break
         time.sleep(POLL_SECONDS)
@@ -128,6 +133,9 @@ def run_and_wait(folder: str) -> None:
             time.sleep(POLL_SECONDS)
         ended_at = time.time()
     record = exit_record(folder, code, ended_at, first_error)
+    if code != 0 and not stopping:
+        with contextlib.suppress(Exception):
+            record.update(chips.after_failure())
     # The exit is recorded last: a reader of the record may start the next attempt.
     end_remaining(folder)
     write_json(record, folder, "exit.json")
@@ -164,12 +172,10 @@ def stop_processes(folder: str, grace: float) -> None:
     """Stop all processes of an attempt and its container, independently of the connection."""
     container = container_name(folder)
     if container:
-        # The first process of a container ignores SIGTERM unless it handles it, so signal all.
-        run_docker("exec", container, "sh", "-c", "kill -TERM -1")
+        signal_container(container)
     terminate(functools.partial(attempt_processes, folder), grace)
     if container:
-        # A container is not a child of the agent: SIGKILL only ends the docker client.
-        run_docker("rm", "--force", container)
+        remove_container(container)
     # The waiter ends what is left of the program before it records the exit.
     deadline = time.monotonic() + 15
     while has_waiter(folder) and time.monotonic() < deadline:

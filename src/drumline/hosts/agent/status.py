@@ -81,6 +81,9 @@ EXIT_FIELDS: dict[str, type | tuple[type, ...]] = {
     "error": str,
     "error_at": (int, float),
     "tail": list,
+    "chip_holder": str,
+    "chip_error": str,
+    "location": str,
 }
 """The fields of `exit.json`."""
 

@@ -146,6 +146,12 @@ class AttemptStatus(Message):
     burnin: dict[str, object] | None = None
     """The report of the burn-in before the program; None without burn-in."""
     log_size: int | None = None
+    chip_holder: str = ""
+    """The process of the program that held the chip which the program could not open."""
+    chip_error: str = ""
+    """The error of opening the chips after the program had failed and its processes were gone."""
+    location: str = ""
+    """The physical location of a chip that libtpu's own log blames."""
 
 
 class WatchLine(Message):

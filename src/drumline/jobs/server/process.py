@@ -12,9 +12,11 @@ import contextlib
 import fcntl
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
@@ -24,6 +26,7 @@ from drumline.cloud.google.infra_health import InfraHealth
 from drumline.cloud.google.rest import Dependencies
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.idle_exit import SHUTDOWN_SECONDS, IdleExit
+from drumline.errors import UserError
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.connection import home_folder
 from drumline.jobs.controller.supervisor import Supervisor
@@ -75,10 +78,12 @@ def start_emulator(config: Config) -> None:
             raise RequestError(f"the emulator does not start: {error}", 502) from None
 
 
-def ssh_key(folders: Folders) -> str:
+def ssh_key(folders: Folders, slices: Sequence[str] | None = None) -> str:
     """Return the public SSH key. Generate the key pair on the first call.
 
-    The public key has its own file, so that a start does not import SSH to derive it.
+    `slices` are those that know the key. A lost key is not replaced while there are any, because
+    a new one would open none of them. If they are unknown, the public key shows that a pair was
+    generated. The public key has its own file, so that a start does not import SSH to derive it.
     """
     public = folders.key.with_suffix(".pub")
     try:
@@ -87,6 +92,13 @@ def ssh_key(folders: Folders) -> str:
             return public.read_text().strip()
     except FileNotFoundError:
         pass
+    if not folders.key.exists() and (slices or (slices is None and public.exists())):
+        known_by = f", and the hosts of {', '.join(slices)} accept no other key" if slices else ""
+        raise UserError(
+            f"the SSH key {folders.key} is missing{known_by}; restore it from a backup, or give up "
+            f"the programs on these slices with a new key: ssh-keygen -t ed25519 -N '' -f "
+            f"{shlex.quote(str(folders.key))}"
+        )
     import asyncssh
 
     if folders.key.exists():
@@ -125,9 +137,10 @@ async def serve(config: Config, stay: bool = False) -> None:
     folders = Folders(config.home)
     store = Store(folders.database)
     store.require_original(folders.home)
+    public_key = ssh_key(folders, store.held_slices())
     cloud = await asyncio.to_thread(connect, config)
     source = health_source(config)
-    supervisor = Supervisor(store, cloud, config, ssh_key(folders), health_source=source)
+    supervisor = Supervisor(store, cloud, config, public_key, health_source=source)
     stop = asyncio.Event()
     service = JobService(supervisor)
     api = JobsApi(
@@ -190,5 +203,5 @@ def main() -> None:
             return
         try:
             asyncio.run(serve(read(home), stay="--stay" in sys.argv[1:]))
-        except (ConfigError, SchemaError) as error:
+        except (ConfigError, SchemaError, UserError) as error:
             sys.exit(str(error))

@@ -414,6 +414,13 @@ class Store:
         rows = self._db.execute("SELECT * FROM slices WHERE job = ? ORDER BY asked", (job_id,))
         return [SliceRow(**dict(row)) for row in rows]
 
+    def held_slices(self) -> list[str]:
+        """Return the names of all slices that were requested and not released."""
+        rows = self._db.execute(
+            "SELECT name FROM slices WHERE released IS NULL AND gone IS NULL ORDER BY asked"
+        )
+        return [row["name"] for row in rows]
+
     def releasing(self) -> list[SliceRow]:
         """Return the slices that are being deleted and are not known to be gone."""
         # Cached for the rounds of the supervisor, because only this connection writes to the file.
