@@ -125,7 +125,7 @@ async def _socket_removed(path: Path) -> None:
             await asyncio.sleep(SOCKET_CHECK_SECONDS)
 
 
-def _remove_socket(path: Path, inode: int) -> None:
+def remove_socket(path: Path, inode: int) -> None:
     """Remove the socket of this server, but not that of a server that has replaced it."""
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_ino == inode:
@@ -173,7 +173,7 @@ async def serve(config: Config, stay: bool = False) -> None:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if idle.done():
             log.info("exiting after %.0f min without work", config.idle_seconds / 60)
-            _remove_socket(folders.socket, inode)
+            remove_socket(folders.socket, inode)
             await asyncio.sleep(SHUTDOWN_SECONDS)
     finally:
         web.should_exit = True
@@ -187,7 +187,7 @@ async def serve(config: Config, stay: bool = False) -> None:
         idle.cancel()
         await supervisor.close()
         store.close()
-        _remove_socket(folders.socket, inode)
+        remove_socket(folders.socket, inode)
 
 
 def main() -> None:
