@@ -30,7 +30,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # the simulation lives with the tests
 
 from tests.simulation import hosts, programs
-from tests.simulation.cloud import SimulatedCloud, Weather
+from tests.simulation.cloud import Conditions, SimulatedCloud
 from tests.simulation.environment import Environment, RandomStreams, Stream
 from tests.simulation.hosts import HostRun
 from tests.simulation.loop import SimulatedLoop
@@ -84,7 +84,7 @@ def trace(stream: Stream, up: float, hours: float) -> Iterator[tuple[bool, float
     spread = 1.0
     usual_up = hours * HOUR * math.exp(spread**2 / 2)
     usual_down = usual_up * (1 - up) / up
-    now_up = stream.chance(up)
+    now_up = stream.bernoulli(up)
     while True:
         mean = usual_up if now_up else usual_down
         yield now_up, mean * stream.lognormvariate(-(spread**2) / 2, spread)
@@ -101,7 +101,7 @@ class World:
         asyncio.set_event_loop(self.loop)
         self.environment = Environment(self.loop, streams)
         self.cloud = SimulatedCloud(self.environment, ZONES, 0)
-        self.cloud.weather = Weather(failing=0.002)
+        self.cloud.conditions = Conditions(failure_rate=0.002)
         self.server = Server(self.environment, self.cloud, home, SETTINGS)
         places = list(range(3))
         streams["zones"].shuffle(places)
@@ -118,7 +118,7 @@ class World:
             if not up:
                 for node in self.cloud.ready_nodes(zone):
                     self.cloud.preempt(node, stream.choice((0.0, 30.0)))
-            self.cloud.stir()
+            self.cloud.notify()
             await asyncio.sleep(seconds)
 
     # What scripts do -----------------------------------------------------------------------------
@@ -286,20 +286,22 @@ def measure(case: tuple[int, str, int, float]) -> Figures:
             world.loop.run_until_complete(live())
             world.server.kill()
     except RuntimeError:
-        if not environment.broken:  # otherwise the loop was stopped for that
+        if not environment.violations:  # otherwise the loop was stopped for that
             raise
     finally:
         shutil.rmtree(home)
-    if environment.broken:
-        raise RuntimeError(environment.broken[0])
+    if environment.violations:
+        raise RuntimeError(environment.violations[0])
     saved = [environment.buckets[job].useful_seconds for job in JOBS if job in environment.buckets]
     paid, dollars = 0.0, 0.0
-    for bill in world.cloud.bills:
-        spent = bill.seconds(begin + days * DAY) / HOUR
-        rate = price(bill.node.spec.slice, bill.node.spec.zone, "spot")
+    for billed in world.cloud.billed_slices:
+        spent = billed.seconds(begin + days * DAY) / HOUR
+        rate = price(billed.node.spec.slice, billed.node.spec.zone, "spot")
         paid += spent
         dollars += spent * CHIPS * (rate.per_chip_hour if rate else math.nan)
-    return Figures(climate, policy, sum(saved) / HOUR, paid, dollars, len(environment.taken))
+    return Figures(
+        climate, policy, sum(saved) / HOUR, paid, dollars, len(environment.interrupted_slices)
+    )
 
 
 def main() -> None:

@@ -172,6 +172,37 @@ def test_an_image_is_pulled_after_a_login_that_is_not_kept(
     assert list(tmp_path.glob("tmp.*")) == []
 
 
+PUBLIC_OR_PRIVATE = """#!/bin/bash
+echo "$1" >> "$LOG"
+[ "$1" != pull ] || [ -n "$PUBLIC" ] || [ -e "$DOCKER_CONFIG/config.json" ] || exit 1
+[ "$1" != login ] || touch "$DOCKER_CONFIG/config.json"
+"""
+
+
+@pytest.mark.parametrize(
+    ("image", "public", "metadata", "calls", "code"),
+    [
+        ("us-docker.pkg.dev/p/r/i", "yes", "exit 0", ["pull"], 0),
+        ("us-docker.pkg.dev/p/r/i", "", "exit 0", ["pull", "login", "pull"], 0),
+        ("gcr.io/p/i", "", "exit 0", ["pull", "login", "pull"], 0),
+        ("eu.gcr.io/p/i", "", "exit 2", ["pull"], 1),
+        ("ghcr.io/p/i", "", "exit 0", ["pull"], 1),
+    ],
+)
+def test_the_account_of_the_host_opens_private_images_of_google(
+    tmp_path: Path, image: str, public: str, metadata: str, calls: list[str], code: int
+) -> None:
+    getent = f"#!/bin/bash\n{metadata}\n"
+    for name, text in (("docker", PUBLIC_OR_PRIVATE), ("curl", CURL), ("getent", getent)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    log = tmp_path / "log"
+    (step,) = python_steps(PythonEnvironment("docker", image=image), "1")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = bash(step.script, tmp_path, (), PATH=path, LOG=str(log), PUBLIC=public)
+    assert (done.returncode, log.read_text().split()) == (code, calls), done.stderr
+
+
 def test_a_secret_that_is_no_login_is_an_error(tmp_path: Path) -> None:
     (step,) = python_steps(PythonEnvironment("docker", image="ghcr.io/a/b", login="GHCR"), "1")
     done = bash(step.script, tmp_path, GHCR="s3cret")

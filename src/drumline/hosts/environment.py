@@ -199,16 +199,40 @@ def registry_of(image_name: str) -> str:
     return host if slash and (set(".:") & set(host) or host == "localhost") else ""
 
 
+_GOOGLE_REGISTRY = re.compile(
+    r"([a-z0-9-]+\.)?gcr\.io|[a-z0-9-]+-docker\.pkg\.dev|docker\.pkg\.dev"
+)
+
+
+def is_google_registry(registry: str) -> bool:
+    """Return True if the account of a virtual machine at Google can log in to a registry."""
+    return _GOOGLE_REGISTRY.fullmatch(registry) is not None
+
+
 def _pull_script(image: str, login: str | None) -> str:
-    """Return a script that pulls an image, after a login to its registry if it needs one."""
+    """Return a script that pulls an image, after a login to its registry if it needs one.
+
+    An image of Google's that neither is public nor opens with a login of the user's set-up is
+    pulled with the account of the host.
+    """
     pull = f"docker pull {shlex.quote(image)}\n"
-    if login is None:
+    if login is None and not is_google_registry(registry_of(image)):
         return pull
+    if login is None:
+        return _PULL_OR_LOGIN.format(pull=pull.rstrip()) + _pull_script(image, SERVICE_ACCOUNT)
     credentials = _ACCOUNT_LOGIN if login == SERVICE_ACCOUNT else _VARIABLE_LOGIN.format(name=login)
     # Without a registry, docker logs in to Docker Hub.
     registry = shlex.quote(registry_of(image)) if registry_of(image) else ""
     return credentials + _LOGIN_AND_PULL.format(registry=registry, pull=pull)
 
+
+_PULL_OR_LOGIN = """\
+pull_code=0
+{pull} || pull_code=$?
+if [ "$pull_code" = 0 ]; then exit 0; fi
+if ! getent hosts metadata.google.internal >/dev/null; then exit "$pull_code"; fi
+echo "logging in to the registry with the account of this host"
+"""
 
 _ACCOUNT_LOGIN = """\
 metadata=http://metadata.google.internal/computeMetadata/v1/instance/service-accounts/default/token

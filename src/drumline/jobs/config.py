@@ -197,7 +197,8 @@ def _slice_settings(path: Path, file: _File) -> SliceSettings:
     try:
         return slice_settings(written, source=str(path))
     except SpecError as error:
-        raise ConfigError(str(error)) from None
+        # Like the other errors of this file, which have no lines.
+        raise ConfigError(str(error).replace(f"{path}  ", f"{path}: ")) from None
 
 
 _SLICE_KEYS = (

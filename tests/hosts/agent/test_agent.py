@@ -336,3 +336,19 @@ def test_a_container_gets_secrets_by_name_and_is_ended_by_name(machine: Machine)
     assert "hunter2" not in calls_file.read_text()
     assert [call.split()[0] for call in calls] == ["run", "exec", "rm", "rm"]
     assert calls[2].strip() == "rm --force drumline-000012-1"
+
+
+def test_the_container_of_an_earlier_attempt_is_ended_before_the_next(machine: Machine) -> None:
+    tools, calls_file = machine.home / "bin", machine.home / "docker-said"
+    tools.mkdir()
+    (tools / "docker").write_text(
+        f'#!/bin/bash\necho "$@" >> {calls_file}\n[ $1 = ps ] && echo 4711\nexit 0\n'
+    )
+    (tools / "docker").chmod(0o755)
+    machine.environment["PATH"] = f"{tools}:{machine.environment['PATH']}"
+    machine.put("true", wrap=run_wrap(PythonEnvironment("docker", image="lab/train"), "000012"))
+    machine.put("true", attempt=2)
+    calls = [line.split()[0] for line in calls_file.read_text().splitlines()]
+    assert calls[:2] == ["ps", "exec"]
+    assert calls[-1] == "rm"
+    assert "rm --force drumline-000012-1" in calls_file.read_text()

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.hosts.environment import registry_of
+from drumline.hosts.environment import is_google_registry, registry_of
 from drumline.jobs.spec import JobSpec, amend, parse, validate
-from drumline.jobs.spec.checks import is_google_registry
 from drumline.jobs.store.specs import StoredSpec
 
 IMAGE = "us-docker.pkg.dev/lab/images/llama:v3"
@@ -19,7 +18,11 @@ def read(text: str, folder: Path) -> JobSpec:
 def test_the_older_form_is_the_same_container(tmp_path: Path) -> None:
     older = read(f"python: {{kind: docker, image: '{IMAGE}'}}", tmp_path)
     assert older.docker is None
-    for text in (f"docker: {IMAGE}", f"docker: {{image: '{IMAGE}'}}"):
+    for text in (
+        f"docker: {IMAGE}",
+        f"docker: {IMAGE}\npython: docker",
+        f"docker: {{image: '{IMAGE}'}}",
+    ):
         assert read(text, tmp_path).python == older.python
 
 

@@ -198,6 +198,8 @@ ONE_KEY: dict[str, str] = {
     "letters, digits, _ and -, and start with a letter",
     "labels: {team: Computer Vision}": "labels.team: 'Computer Vision' is not a value of a label; "
     "use at most 63 lower-case letters, digits, _ and -",
+    "labels: {team: [a]}": "labels.team: is a list; expected text",
+    "data_disks: [a, a]": "data_disks: a is listed twice",
     "labels: {drumline-owner: me}": "labels.drumline-owner: 'drumline-owner': "
     "labels that begin with drumline- are reserved",
     "ssh: gcloud": "ssh: is 'gcloud'; expected a map, like proxy_command: ssh -W %h:%p bastion",

@@ -56,6 +56,7 @@ def jobs(town: World) -> dict[str, str]:
             run,
             accelerator="v4-8",
             retry={"failures": 0},
+            keep=0,
             checkpoint=f"gs://counts/{'-'.join(name.split())}".replace(",", ""),
         )
         for name, run in JOBS.items()

@@ -139,7 +139,7 @@ FAILURES = {
 @pytest.mark.parametrize("what", FAILURES)
 def test_a_failing_program_is_retried_and_the_first_host_named(town: World, what: str) -> None:
     run, host, expected = FAILURES[what]
-    job = town.create(run, accelerator="v4-32", retry={"failures": 1})
+    job = town.create(run, accelerator="v4-32", retry={"failures": 1}, keep=0)
     shown = town.end(job)
     assert shown["status"] == "FAILED"
     assert [a["outcome"] for a in shown["attempts"]] == ["program failed"] * 2

@@ -45,9 +45,11 @@ def build_program(record: Record, attempt: int, placement: Placement, folders: F
             f"secrets and is not sent; drumline cancel {job_id}, then drumline resume {job_id} "
             "packs it again"
         )
-    steps: tuple[Step, ...] = (*mount_steps(spec.mounts), *python_steps(python, job_id))
-    if spec.setup:
-        steps += (setup_step(python, job_id, spec.setup),)
+    environment = python_steps(python, job_id)
+    setup = (setup_step(python, job_id, spec.setup),) if spec.setup else ()
+    # A set-up may log in to the registry of the image. All others run in the environment.
+    ordered = (*setup, *environment) if python.kind == "docker" else (*environment, *setup)
+    steps: tuple[Step, ...] = (*mount_steps(spec.mounts), *ordered)
     current = record.job.attempt
     return Program(
         job_id=job_id,

@@ -65,6 +65,7 @@ class JobFiles:
             candidates,
             check_regions,
             checkpoint_error,
+            mount_error,
         )
 
         spec = self.validate(raw)
@@ -74,7 +75,8 @@ class JobFiles:
                 f"project: this server uses {config.project}, not {spec.project};"
                 " set another DRUMLINE_HOME for another project"
             )
-        if message := checkpoint_error(spec, local=config.local):
+        message = mount_error(spec, local=config.local)
+        if message := message or checkpoint_error(spec, local=config.local):
             raise RequestError(message)
         choices = candidates(spec, local=config.local)
         if spec.zones == "any" and not config.local and config.zones:

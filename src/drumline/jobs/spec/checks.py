@@ -377,9 +377,6 @@ def image(raw: object) -> str:
 
 
 _MEMORY = re.compile(r"[1-9][0-9]*[bkmg]", re.IGNORECASE)
-_GOOGLE_REGISTRY = re.compile(
-    r"([a-z0-9-]+\.)?gcr\.io|[a-z0-9-]+-docker\.pkg\.dev|docker\.pkg\.dev"
-)
 
 
 def registry_login(raw: object) -> str:
@@ -395,14 +392,9 @@ def memory_size(raw: object) -> str:
     return size.lower()
 
 
-def is_google_registry(registry: str) -> bool:
-    """Return True if the account of a virtual machine at Google can log in to a registry."""
-    return _GOOGLE_REGISTRY.fullmatch(registry) is not None
-
-
-def short_map(raw: object, key: str) -> dict[str, object]:
-    """Return a map. A text alone is the value of its main key."""
-    return {key: raw} if isinstance(raw, str) else map_of(raw, f"{key}: …")
+def container(raw: object) -> dict[str, object]:
+    """Return a map with `image`. The name of an image alone is enough."""
+    return {"image": raw} if isinstance(raw, str) else map_of(raw, "image: python:3.12-slim")
 
 
 def include(raw: object) -> tuple[str, ...]:

@@ -19,11 +19,11 @@ from pydantic import (
     model_validator,
 )
 
-from drumline.hosts.environment import SERVICE_ACCOUNT, registry_of
+from drumline.hosts.environment import SERVICE_ACCOUNT, is_google_registry, registry_of
 from drumline.jobs.slice_settings import SliceSettings
 from drumline.jobs.spec import checks, slice_checks
 from drumline.jobs.spec import zones as zone_checks
-from drumline.jobs.spec.checks import InvalidValue, quoted
+from drumline.jobs.spec.checks import InvalidValue, quoted, unique
 from drumline.jobs.spec.yaml_lines import KeyPath
 
 """Seconds that a cancelled job keeps its slice: enough to fix a bug, and a small bill."""
@@ -109,7 +109,8 @@ class Docker(BaseModel):
         default=None,
         description="The login to a private registry: `service-account` for the account of the "
         "hosts, with images of Artifact Registry, or one of the `secrets`, whose value is "
-        "`USER:PASSWORD` or the JSON key of a service account.",
+        "`USER:PASSWORD` or the JSON key of a service account. Without it, a private image of "
+        "Artifact Registry or gcr.io is pulled with the account of the hosts, too.",
         examples=["service-account"],
     )
     shm_size: Annotated[str, BeforeValidator(checks.memory_size)] = Field(
@@ -121,7 +122,7 @@ class Docker(BaseModel):
     @model_validator(mode="after")
     def _check_login(self) -> Self:
         registry = registry_of(self.image)
-        if self.login == SERVICE_ACCOUNT and not checks.is_google_registry(registry):
+        if self.login == SERVICE_ACCOUNT and not is_google_registry(registry):
             raise InvalidValue(
                 f"logs in to Artifact Registry only, and {quoted(self.image)} is not there; "
                 "name a secret with USER:PASSWORD",
@@ -299,9 +300,7 @@ class JobSpec(BaseModel):
         "The values are stored only in a private file, which is deleted when the job ends.",
         examples=[["HF_TOKEN", "WANDB_API_KEY"]],
     )
-    docker: Annotated[
-        Docker | None, _optional(_keys_of(Docker, lambda value: checks.short_map(value, "image")))
-    ] = Field(
+    docker: Annotated[Docker | None, _optional(_keys_of(Docker, checks.container))] = Field(
         default=None,
         description="The container of the program: an image, or a map with the following keys. "
         "The same as `python: {kind: docker, image: …}`, with a login and the size of `/dev/shm`.",
@@ -482,6 +481,11 @@ class JobSpec(BaseModel):
             )
         return value
 
+    @field_validator("python", mode="before")
+    @classmethod
+    def _allow_short_form(cls, value: object, info: ValidationInfo) -> object:
+        return None if value == "docker" and info.data.get("docker") else value
+
     @field_validator("python")
     @classmethod
     def _use_container(cls, value: Python, info: ValidationInfo) -> Python:
@@ -513,6 +517,7 @@ class JobSpec(BaseModel):
     def _check_disks(
         cls, value: tuple[DiskKeys, ...], info: ValidationInfo
     ) -> tuple[DiskKeys, ...]:
+        unique([disk.source for disk in value])
         zone_checks.check_disk_modes(
             info.data.get("accelerator", ()), [disk.mode for disk in value]
         )
