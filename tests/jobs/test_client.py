@@ -21,7 +21,7 @@ from drumline.jobs import connection as connection_module
 from drumline.jobs.client import job_id
 from drumline.jobs.connection import NoServer, ServerConnection, home_folder
 from drumline.jobs.folders import Folders
-from drumline.jobs.server.process import ssh_key
+from drumline.jobs.server.process import remove_socket, ssh_key
 from tests.jobs.installation import temporary_installation
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
@@ -334,3 +334,15 @@ def test_a_server_without_its_key_says_so_while_a_job_holds_a_slice(tmp_path: Pa
         assert installation.status(job) in {"RUNNING", "STARTING", "RECOVERING"}
         installation.client.delete(job)
         installation.cloud_is_empty()
+
+
+def test_a_server_does_not_remove_the_socket_of_its_successor(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    path.touch()
+    own = path.stat().st_ino
+    path.rename(tmp_path / "old")
+    path.touch()
+    remove_socket(path, own)
+    assert path.exists()
+    remove_socket(path, path.stat().st_ino)
+    assert not path.exists()
