@@ -55,7 +55,7 @@ def explain(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return Explain(capsys, monkeypatch)
 
 
-def test_a_person_reads_the_meaning_the_reaction_and_what_to_do(explain: Explain) -> None:
+def test_explain_prints_the_meaning_the_reaction_and_the_fix(explain: Explain) -> None:
     code, out, _ = explain(STOCKOUT, "--api", "--http", "429")
     assert code == 0
     meaning, words, reaction, advice = out.splitlines()
@@ -123,14 +123,14 @@ def test_every_form_of_an_answer_is_understood(explain: Explain, text: str) -> N
         ("", ["--status", "RESOURCE_EXHAUSTED"], "stockout", "next zone"),
     ],
 )
-def test_codes_decide_where_words_do_not(
+def test_the_code_decides_if_the_text_does_not(
     explain: Explain, text: str | bytes, options: list[str], means: str, action: str
 ) -> None:
     explained = explain.api(text, *options)
     assert (explained["means"], explained["action"]) == (means, action)
 
 
-def test_says_has_the_words_of_the_cloud_and_what_to_do(explain: Explain) -> None:
+def test_says_has_the_clouds_message_and_the_fix(explain: Explain) -> None:
     text = "Permission 'tpu.nodes.create' denied on 'projects/p' (or it may not exist)."
     says = explain.api(text, "--http", "403")["says"]
     assert text in says

@@ -95,7 +95,7 @@ def test_program_is_the_command_that_need_not_be_named(capsys: pytest.CaptureFix
     assert read(capsys) == named
 
 
-def test_what_it_takes_on_a_slice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_estimate_for_a_slice(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("inspect", "layer.py:product", *CHAPTER, *ON_CPU, "--on", "v5litepod-8") == 0
     estimate, _, communication = capsys.readouterr().out.partition("\n\n")
     assert len(estimate.splitlines()) <= 10
@@ -104,7 +104,7 @@ def test_what_it_takes_on_a_slice(capsys: pytest.CaptureFixture[str]) -> None:
     assert communication.startswith("product sends ")
 
 
-def test_what_it_takes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_estimate_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("layer.py:product", *CHAPTER, *ON_CPU, "--on", "v5litepod-8", "--json")
     assert run("inspect", *words) == 0
     report = read(capsys)

@@ -128,7 +128,7 @@ def test_a_list_of_80_columns_has_status_and_note(
     assert "3rd zone of 4" in waiting
 
 
-def test_colour_changes_no_word(afternoon: list[dict[str, Any]]) -> None:
+def test_colour_changes_no_text(afternoon: list[dict[str, Any]]) -> None:
     from drumline.cli.rendering.text import sanitize
 
     coloured = list_lines(afternoon, colour=True)

@@ -43,7 +43,7 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
     return process.returncode, output
 
 
-def test_every_step_is_reported_and_nothing_is_left(installation: Installation) -> None:
+def test_every_step_is_reported_and_no_resource_is_left(installation: Installation) -> None:
     code, output = finish(probe(installation, "--accelerator", "v4-16"))
     assert code == 0, output
     steps = re.findall(r"^✓ (\S+(?: \S+)*?)(?:  |$)", output, re.MULTILINE)
@@ -69,7 +69,7 @@ def test_every_step_is_reported_and_nothing_is_left(installation: Installation) 
     assert REMOVED in report
 
 
-def test_a_failed_step_is_explained_and_nothing_is_left(installation: Installation) -> None:
+def test_a_failed_step_is_explained_and_no_resource_is_left(installation: Installation) -> None:
     installation.emulator("faults", deny=["local-c"])
     code, output = finish(probe(installation, "--zone", "local-c"))
     assert code == 1

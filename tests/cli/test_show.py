@@ -93,7 +93,7 @@ def test_show_prints_how_long_a_failed_job_keeps_its_slice(failed: dict[str, Any
     assert lines[-1].endswith("· drumline delete 000007 releases its slice")
 
 
-def test_show_prints_the_words_of_a_failure_once(failed: dict[str, Any]) -> None:
+def test_show_prints_the_message_of_a_failure_once(failed: dict[str, Any]) -> None:
     error = "train.py:7  ValueError: no"
     failed["cause"] |= {"error": error, "tail": ["hello", "ValueError: no"], "ahead_seconds": 0.0}
     failed["reason"] = f"3 failures, the last of the program on host 1 of 4: {error}"

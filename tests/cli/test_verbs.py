@@ -131,7 +131,7 @@ def events_of(job: dict[str, Any]) -> dict[str, Any]:
     ("statuses", "code"),
     [(["SUCCEEDED", "SUCCEEDED"], 0), (["SUCCEEDED", "FAILED"], 1), (["CANCELLED"], 1)],
 )
-def test_wait_exits_by_how_the_jobs_ended(
+def test_the_exit_code_of_wait_depends_on_the_ends_of_the_jobs(
     server: Any, a_job: Make, drumline: Run, capsys: Printed, statuses: list[str], code: int
 ) -> None:
     ids = [f"{n:06}" for n in range(1, len(statuses) + 1)]

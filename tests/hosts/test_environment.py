@@ -72,7 +72,7 @@ def test_values_are_quoted_in_every_script() -> None:
     assert "'ghcr.io/lab/train:1; touch ran' \"$@\"" in run_wrap(EVERY[6], "000001")[2]
 
 
-def test_the_hosts_own_python_needs_nothing() -> None:
+def test_the_hosts_own_python_needs_no_installation() -> None:
     python = PythonEnvironment("system")
     assert python_steps(python, "1") == ()
     assert run_wrap(python, "1") == ()
@@ -227,7 +227,7 @@ def test_an_emulated_host_mounts_a_bucket_as_a_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("ran"))
 
 
-def test_an_emulated_host_mounts_nothing_outside_its_home(tmp_path: Path) -> None:
+def test_an_emulated_host_mounts_no_folder_outside_its_home(tmp_path: Path) -> None:
     done = bash(mounted("/data", "gs://lab").script, tmp_path, DRUMLINE_BUCKETS=str(tmp_path))
     assert done.returncode == 1
     assert "mounts /data: an emulated host mounts only below its home" in done.stderr

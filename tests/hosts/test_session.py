@@ -232,7 +232,7 @@ def test_a_stop_names_the_hosts_that_did_not_confirm_it(tmp_path: Path) -> None:
     on_hosts(tmp_path, 2, story)
 
 
-def test_stop_during_set_up_ends_it_and_nothing_starts(tmp_path: Path) -> None:
+def test_a_stop_during_set_up_ends_it_and_starts_no_program(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         step = Step("slow", "echo setting up; sleep 60")
         session = slice_.session(

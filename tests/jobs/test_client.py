@@ -163,7 +163,7 @@ def test_a_server_that_was_stopped_has_ended(home: Path, monkeypatch: pytest.Mon
     assert not Client(home / "none").stop_server()
 
 
-def test_a_server_that_dies_at_its_start_leaves_its_last_words(
+def test_a_server_that_dies_at_its_start_leaves_its_output(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "server.log").write_text("yesterday: all was well\n")
@@ -182,7 +182,7 @@ def test_a_server_that_never_listens_is_given_up(
         Client(home).list()
 
 
-def test_without_autostart_nothing_is_started(home: Path) -> None:
+def test_without_autostart_no_server_is_started(home: Path) -> None:
     client = Client(home, autostart=False)
     with pytest.raises(NoServer, match="no server runs in"):
         client.list()
@@ -190,7 +190,7 @@ def test_without_autostart_nothing_is_started(home: Path) -> None:
     assert not list(home.iterdir())
 
 
-def test_the_server_does_not_inherit_what_the_shell_holds(
+def test_the_server_does_not_inherit_variables_and_files_of_the_shell(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "s3cret")
@@ -244,7 +244,7 @@ def test_logs_that_break_off_are_no_end_of_logs(home: Path) -> None:
         next(pieces)
 
 
-def test_a_server_that_was_found_running_is_told_of_once(home: Path) -> None:
+def test_a_server_that_already_runs_is_announced_once(home: Path) -> None:
     warnings: list[str] = []
     Client(home, warn=warnings.append).list()
     assert warnings == []
@@ -263,7 +263,7 @@ def test_an_id_may_be_typed_short(typed: str | int) -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "x", "0", "-1", "1.5", "../1", "١٢", "1\n/jobs"])
-def test_what_is_no_id_is_refused_before_anything_is_asked(typed: str) -> None:
+def test_an_invalid_id_is_rejected_before_any_request(typed: str) -> None:
     with pytest.raises(Refused, match="is not a job id"):
         job_id(typed)
 
@@ -318,7 +318,7 @@ def test_a_lost_key_is_not_replaced_while_slices_know_it(tmp_path: Path) -> None
         ssh_key(folders, ["dl-me-000001-1"])
 
 
-def test_a_server_without_its_key_says_so_while_a_job_holds_a_slice(tmp_path: Path) -> None:
+def test_a_server_without_its_key_is_an_error_while_a_job_has_a_slice(tmp_path: Path) -> None:
     with temporary_installation(tmp_path) as installation:
         job = installation.create("sleep 600", zones=["local-a"])
         installation.reaches(job, "RUNNING")

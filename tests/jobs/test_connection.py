@@ -73,7 +73,7 @@ def test_an_answer_that_breaks_off_is_never_taken_for_whole(whole: bytes) -> Non
         b"x" * 99999,
     ],
 )
-def test_what_is_no_http_is_said_so(odd: bytes) -> None:
+def test_an_answer_that_is_not_http_is_an_error(odd: bytes) -> None:
     with answered(odd) as answer, pytest.raises(BadResponse):
         answer()
 

@@ -252,7 +252,7 @@ def test_deleting_the_node_suspends_the_request_by_the_user() -> None:
     assert not harness.fleet.requests
 
 
-def test_deleted_while_the_hosts_start_nothing_is_left() -> None:
+def test_a_delete_while_the_hosts_start_leaves_no_resource() -> None:
     harness = FleetHarness(hosts_obey=False)
     harness.ask("a")
     harness.delete("a")

@@ -243,7 +243,7 @@ def test_the_sentence_explains_the_wait(code: int, text: str, zone: str, sentenc
     assert refusal(code, text, zone).message == sentence
 
 
-def test_the_words_of_the_cloud_stand_beside_the_sentence() -> None:
+def test_the_clouds_message_follows_the_explanation() -> None:
     refused = refusal(8, "There is no more\n capacity in the zone", "us-east1-d")
     assert refused.words == "There is no more capacity in the zone"
     assert refused.text == (

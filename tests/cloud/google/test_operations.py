@@ -37,7 +37,7 @@ def test_the_state_of_an_operation(answer: httpx.Response, expected: OperationSt
     assert script.seen[0].url.path == f"/v2/{NAME}"
 
 
-def test_the_error_of_an_operation_has_the_words_of_the_cloud() -> None:
+def test_the_error_of_an_operation_has_the_clouds_message() -> None:
     error = {
         "code": 3,
         "message": "Cloud TPU received a bad request.",

@@ -318,7 +318,9 @@ def test_reasons_in_the_details_are_judged() -> None:
 
 @pytest.mark.parametrize("http", [400, 404, 405, 413, 418, 500, 502, 503, 504])
 @pytest.mark.parametrize("body", [b"", b"<html><title>Error</title></html>", b"not found"])
-def test_a_page_or_nothing_says_nothing_about_the_request(http: int, body: bytes) -> None:
+def test_an_html_page_or_an_empty_body_decides_nothing_about_the_request(
+    http: int, body: bytes
+) -> None:
     response = parse_error(http, body, {}, datetime.now(UTC))
     assert classify(response.code, response.text) == TRANSIENT
 

@@ -50,7 +50,7 @@ def real_node(**fields: Any) -> dict[str, Any]:
 
 
 class TestListingRequests:
-    def test_reads_what_the_real_client_writes(self) -> None:
+    def test_reads_messages_of_the_real_client(self) -> None:
         spec = {"node_id": "n", "node": {"accelerator_type": "v4-16", "labels": {"a": "b"}}}
         failed = {
             "state": "FAILED",
@@ -144,7 +144,7 @@ class TestListingNodes:
         [node] = run(Script([ok(nodes=[entry | fields])]), list_nodes)
         assert placements.combine(None, [node]).maintenance == maintenance
 
-    def test_reads_what_the_real_client_writes(self) -> None:
+    def test_reads_messages_of_the_real_client(self) -> None:
         entry = real_node(
             accelerator_type="v4-16",
             state="READY",

@@ -77,7 +77,7 @@ def test_a_program_that_hangs_is_found_by_a_server_whose_clock_is_behind(tmp_pat
 
 
 @pytest.mark.parametrize("step", [-HOUR, HOUR])
-def test_a_slice_is_crossed_off_only_when_it_is_gone_whatever_the_clock_says(
+def test_a_slice_is_crossed_off_only_when_it_is_gone_in_spite_of_clock_jumps(
     tmp_path: Path, step: float
 ) -> None:
     async def scenario(harness: ServerHarness) -> None:

@@ -13,7 +13,7 @@ VISIBLE = 60.0
 INVALID = CloudError("Invalid value for runtimeVersion.", 3)
 
 
-def test_a_creation_that_fails_later_is_a_refusal_with_its_own_words(tmp_path: Path) -> None:
+def test_a_creation_that_fails_later_is_a_refusal_with_its_own_message(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         harness.cloud.creates = False
         harness.cloud.creation = OperationState(False)
@@ -45,7 +45,7 @@ def test_a_creation_without_capacity_is_repeated_and_no_preemption(tmp_path: Pat
 
 
 @pytest.mark.parametrize("creation", [None, OperationState(True)])
-def test_an_operation_that_shows_nothing_leaves_the_request_a_minute(
+def test_an_operation_without_a_result_leaves_the_request_a_minute(
     tmp_path: Path, creation: OperationState | None
 ) -> None:
     async def scenario(harness: ServerHarness) -> None:
@@ -61,7 +61,7 @@ def test_an_operation_that_shows_nothing_leaves_the_request_a_minute(
     run_scenario(tmp_path, scenario)
 
 
-def test_an_operation_that_cannot_be_read_shows_nothing_for_as_long(tmp_path: Path) -> None:
+def test_an_unreadable_operation_causes_no_second_request(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         harness.cloud.creates, harness.cloud.no_operation = False, UNAVAILABLE
         await harness.create()

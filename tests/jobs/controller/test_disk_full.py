@@ -55,7 +55,7 @@ def test_a_full_disk_with_a_release_pending_is_reported(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-def test_what_happens_while_the_disk_is_full_is_decided_afterwards(tmp_path: Path) -> None:
+def test_events_during_a_full_disk_are_decided_afterwards(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")

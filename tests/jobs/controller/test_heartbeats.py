@@ -74,7 +74,7 @@ def test_metrics_that_a_later_report_leaves_out_stay(listening: Listening) -> No
     }  # fmt: skip
 
 
-def test_another_attempt_begins_afresh_but_until_it_tells_the_last_one_stands(
+def test_the_last_report_stays_until_the_next_attempt_reports(
     listening: Listening,
 ) -> None:
     listening.tell(1, {"step": 151, "result": "half"})
@@ -95,7 +95,7 @@ def test_any_reported_value_can_be_saved_and_sent(listening: Listening) -> None:
     assert len(json.dumps(progress, allow_nan=False)) < 10_000
 
 
-def test_the_history_tells_the_attempts_apart_and_leaves_out_what_is_no_number(
+def test_the_history_separates_attempts_and_omits_non_numbers(
     listening: Listening,
 ) -> None:
     for attempt, steps in ((1, (149, 150, 151)), (2, (151, 152))):
@@ -179,7 +179,7 @@ def test_heartbeats_are_buffered(listening: Listening) -> None:
     assert writes <= 60 / WRITE_SECONDS + 1
 
 
-def test_where_host_1_tells_first_host_0_follows_and_nothing_goes_backwards(
+def test_steps_reported_by_two_hosts_never_go_backwards(
     listening: Listening,
 ) -> None:
     listening.tell(1, None, {"step": 154})
@@ -220,7 +220,7 @@ def test_a_job_that_is_cleaned_is_forgotten(listening: Listening) -> None:
     assert listening.heartbeats.progress(listening.job.id) is None
 
 
-def test_the_number_of_metric_names_is_bounded_and_the_user_is_told_once(
+def test_the_number_of_metric_names_is_bounded_with_one_warning(
     listening: Listening,
 ) -> None:
     for step in range(300):

@@ -15,7 +15,7 @@ def restless(installation: Installation) -> Installation:
     return installation
 
 
-def test_a_server_with_nothing_to_do_leaves_and_the_next_command_starts_it_again(
+def test_an_idle_server_exits_and_the_next_command_starts_it_again(
     restless: Installation,
 ) -> None:
     assert restless.client.list() == []
@@ -36,7 +36,7 @@ def test_a_server_with_nothing_to_do_leaves_and_the_next_command_starts_it_again
     assert restless.resources() == []
 
 
-def test_what_needs_the_server(tmp_path: Path) -> None:
+def test_a_job_and_its_slice_keep_the_server_busy(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         assert not harness.supervisor.busy()
         job = await harness.create()

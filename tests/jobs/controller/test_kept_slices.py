@@ -114,7 +114,7 @@ def test_a_resume_in_time_keeps_the_slice_for_good(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["forever", -1, "8000h", [1]])
-def test_a_time_that_is_none_is_refused_with_what_it_takes(wrong: object) -> None:
+def test_an_invalid_duration_is_rejected_with_the_valid_form(wrong: object) -> None:
     with pytest.raises(SpecError, match=r"keep: is .*; expected"):
         validate({"accelerator": "v4-8", "run": "true", "workdir": None, "keep": wrong})
 

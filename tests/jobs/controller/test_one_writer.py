@@ -189,7 +189,7 @@ def test_a_job_waits_for_a_program_that_may_still_write(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-def test_a_preempted_slice_runs_nothing_while_its_deletion_does_not_end(tmp_path: Path) -> None:
+def test_no_program_starts_while_the_deletion_of_a_preempted_slice_hangs(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")

@@ -14,7 +14,7 @@ def hosts(harness: ServerHarness) -> dict[str, Any]:
     return {host["identity"]: host for host in harness.service.host_history.all()}
 
 
-def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_third(
+def test_a_host_that_starts_no_program_fails_two_jobs_and_is_refused_by_the_third(
     tmp_path: Path,
 ) -> None:
     async def scenario(harness: ServerHarness) -> None:
@@ -39,7 +39,7 @@ def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_thi
     run_scenario(tmp_path, scenario)
 
 
-def test_the_output_of_programs_alone_excludes_nobody(tmp_path: Path) -> None:
+def test_the_output_of_programs_alone_excludes_no_host(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         for number in range(4):
             job = await harness.create()

@@ -57,7 +57,7 @@ def test_a_slice_with_a_host_that_stays_unreachable_is_not_kept() -> None:
 @pytest.mark.parametrize(
     ("wish", "keep"), [(DesiredState.DELETE, 3600.0), (DesiredState.CANCEL, 0.0)]
 )
-def test_a_slice_that_nobody_keeps_is_released_as_the_confirmation(
+def test_a_slice_that_is_not_kept_is_released_to_confirm_the_stop(
     wish: DesiredState, keep: float
 ) -> None:
     scenario = Scenario().runs()

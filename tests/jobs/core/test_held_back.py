@@ -143,7 +143,7 @@ def parked(scenario: Scenario) -> Scenario:
     return burnt(scenario.runs()).slice_is_there()
 
 
-def test_a_host_that_runs_nothing_hinders_neither_the_proof_nor_the_release() -> None:
+def test_a_host_without_a_program_prevents_neither_the_proof_nor_the_release() -> None:
     scenario = parked(Scenario())
     scenario.host(0, HostPhase.RUNNING, burn_in="running")
     scenario.host(1, HostPhase.EXITED, exit_code=0, rank=None).settle()
@@ -154,7 +154,7 @@ def test_a_host_that_runs_nothing_hinders_neither_the_proof_nor_the_release() ->
     assert scenario.job.placement.proved
 
 
-def test_a_new_server_that_has_heard_of_no_host_releases_nothing() -> None:
+def test_a_new_server_without_reports_releases_no_slice() -> None:
     scenario = parked(Scenario()).all_hosts(HostPhase.RUNNING, burn_in="running")
     scenario.hosts = ()
     scenario.settle()

@@ -96,7 +96,7 @@ def test_a_job_preempted_in_set_up_is_not_the_users_failure() -> None:
     assert (scenario.job.preemptions, scenario.job.failures) == (1, 0)
 
 
-def test_without_a_fresh_poll_nothing_is_lost() -> None:
+def test_without_a_fresh_poll_no_slice_is_lost() -> None:
     scenario = Scenario().settle().cloud_takes_the_request()
     scenario.passes(100_000)
     assert scenario.job.placement is not None
@@ -248,7 +248,7 @@ def test_a_zone_that_preempts_every_slice_before_it_is_ready_gives_way_to_the_ne
     assert scenario.job.preemptions == 4
 
 
-def test_the_words_of_the_cloud_stand_beside_ours_in_the_note_and_the_events() -> None:
+def test_the_note_and_the_events_quote_the_clouds_message() -> None:
     words = "an internal error has occurred [EID: 0x1]"
     scenario = Scenario().settle().cloud_refuses(13, words)
     assert words in scenario.job.reason
@@ -258,7 +258,7 @@ def test_the_words_of_the_cloud_stand_beside_ours_in_the_note_and_the_events() -
     assert len([text for text in scenario.event_texts if words in text]) == 1
 
 
-def test_the_note_of_a_closed_zone_has_the_words_of_the_cloud() -> None:
+def test_the_note_of_a_closed_zone_has_the_clouds_message() -> None:
     scenario = Scenario(job=replace(Scenario().job, choices=(A,))).settle()
     scenario.cloud_refuses(8, NO_CAPACITY.message)
     scenario.zones = {A: ZoneStatus(False, "no capacity in us-central2-b", NO_CAPACITY.message)}
@@ -266,7 +266,7 @@ def test_the_note_of_a_closed_zone_has_the_words_of_the_cloud() -> None:
     assert NO_CAPACITY.message in scenario.job.reason
 
 
-def test_a_policy_that_forbids_the_request_ends_the_job_with_the_words_of_the_cloud() -> None:
+def test_a_policy_that_forbids_the_request_ends_the_job_with_the_clouds_message() -> None:
     words = "Constraint constraints/compute.vmExternalIpAccess violated for project 1."
     scenario = Scenario().settle().cloud_refuses(9, words)
     assert scenario.status() is Status.FAILED
@@ -366,7 +366,7 @@ def test_a_chip_that_cannot_be_opened_is_a_bad_host_not_a_failure() -> None:
     assert (scenario.job.bad_hosts, scenario.job.failures) == (1, 0)
 
 
-def test_a_program_that_saved_and_left_is_started_again_and_nothing_is_counted() -> None:
+def test_a_program_that_saved_and_exited_restarts_without_a_failure_count() -> None:
     scenario = Scenario().runs().leaves()
     assert scenario.outcomes == [Outcome.RESTARTED]
     assert (scenario.job.failures, scenario.job.bad_hosts, scenario.job.preemptions) == (0, 0, 0)
@@ -422,7 +422,7 @@ def test_a_delete_releases_the_slice_of_a_failed_job() -> None:
     assert scenario.status() is Status.FAILED
 
 
-def test_a_failed_job_that_keeps_nothing_releases_at_once() -> None:
+def test_a_failed_job_that_keeps_no_slice_releases_it_at_once() -> None:
     scenario = failed_job()
     scenario.job = replace(scenario.job, keep_failed=0.0)
     assert scenario.verdict().did(EffectKind.RELEASE) == ["dl-me-000001-1"]
@@ -454,7 +454,7 @@ def test_a_kept_slice_that_is_taken_is_released() -> None:
 
 
 @pytest.mark.parametrize("wish", [DesiredState.CANCEL, DesiredState.DELETE])
-def test_a_job_ended_while_it_waits_leaves_nothing_behind(wish: DesiredState) -> None:
+def test_a_job_ended_while_it_waits_leaves_no_request(wish: DesiredState) -> None:
     scenario = Scenario().settle().cloud_takes_the_request()
     scenario.job = replace(scenario.job, wish=wish)
     scenario.settle()
@@ -473,7 +473,7 @@ def test_delete_stops_the_program_and_releases() -> None:
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
-def test_an_invalid_request_fails_the_job_with_the_clouds_words() -> None:
+def test_an_invalid_request_fails_the_job_with_the_clouds_message() -> None:
     scenario = Scenario().settle().cloud_refuses(3, "Invalid value for acceleratorType")
     assert scenario.status() is Status.FAILED
     assert scenario.outcomes == [Outcome.REFUSED]
@@ -486,7 +486,7 @@ _STEPS = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_STEPS, max_size=40))
-def test_whatever_happens_every_slice_but_the_one_held_is_released(steps: list[str]) -> None:
+def test_every_slice_except_the_current_one_is_released(steps: list[str]) -> None:
     """Check the invariants that cost money or progress when violated."""
     scenario = Scenario(job=replace(Scenario().job, allowance=Allowance(2, 2, 3)))
     for step in steps:
@@ -611,7 +611,7 @@ def in_maintenance(scenario: Scenario) -> Scenario:
     return scenario
 
 
-def test_a_silent_slice_in_maintenance_is_lost_and_nobody_is_blamed() -> None:
+def test_a_silent_slice_in_maintenance_is_lost_without_a_bad_host() -> None:
     scenario = in_maintenance(Scenario().runs().passes(TIMEOUTS.silence + 60)).settle()
     assert scenario.outcomes == [Outcome.PREEMPTED]
     assert (scenario.job.bad_hosts, scenario.job.failures) == (0, 0)

@@ -71,7 +71,7 @@ def test_the_error_of_the_operation_decides_as_a_refusal() -> None:
     assert "no capacity in us-central2-b" in scenario.event_texts
 
 
-def test_an_operation_that_only_a_new_job_file_can_help_ends_the_job_with_its_words() -> None:
+def test_an_operation_error_that_needs_a_new_job_file_ends_the_job_with_its_message() -> None:
     scenario = accepted().hidden(INVALID)
     assert scenario.status() is Status.FAILED
     assert scenario.outcomes == [Outcome.REFUSED]

@@ -94,7 +94,7 @@ def test_the_first_step_may_take_three_times_as_long() -> None:
     assert scenario.hangs(0.2 * HALF_AN_HOUR).did(EffectKind.STOP)
 
 
-def test_what_follows_the_last_step_may_take_three_times_as_long() -> None:
+def test_the_end_after_the_last_step_may_take_three_times_as_long() -> None:
     scenario = training().send_heartbeat(300, total=300).hangs(2.9 * HALF_AN_HOUR)
     assert scenario.did(EffectKind.STOP) == []
 
@@ -118,7 +118,7 @@ def test_never_is_never() -> None:
     assert training(stuck_after=None).hangs(100 * HALF_AN_HOUR).did(EffectKind.STOP) == []
 
 
-def test_a_slice_that_was_taken_explains_why_no_step_came() -> None:
+def test_a_preempted_slice_explains_a_missing_step() -> None:
     scenario = training()
     scenario.now += HALF_AN_HOUR + 1
     scenario.everybody_is_heard()
@@ -191,7 +191,7 @@ def test_one_that_worked_for_a_while_before_it_left_is_started_at_once() -> None
     assert scenario.job.attempts == 4
 
 
-def test_siblings_that_the_signal_ended_before_they_could_save_change_nothing() -> None:
+def test_hosts_that_the_signal_ended_before_a_save_do_not_change_the_outcome() -> None:
     scenario = Scenario().runs()
     scenario.host(0, HostPhase.EXITED, exit_code=143, error_at=scenario.now, error="terminated")
     scenario.host(

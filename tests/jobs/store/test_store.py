@@ -149,7 +149,7 @@ def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> No
     )  # fmt: skip
 
 
-def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+def test_acknowledged_changes_survive_kill_9(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
         "from drumline.jobs.store.records import Store; from drumline.jobs.core.state import *\n"
@@ -221,7 +221,7 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_a_program_told_goes_with_its_job(store: Store) -> None:
+def test_metrics_are_deleted_with_their_job(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     point = Point(1, 2.0, 3.0, {"loss": 0.5})
     store.metrics.save(job.id, {"step": 3}, {}, [point])

@@ -97,7 +97,7 @@ def parked_until_it_runs_elsewhere(installation: Installation, **keys: Any) -> d
 
 
 @pytest.mark.long
-def test_lying_that_begins_in_a_training_is_replayed_and_costs_nothing(
+def test_a_fault_that_begins_during_training_is_replayed_without_loss(
     installation: Installation,
 ) -> None:
     def train() -> str:

@@ -128,7 +128,7 @@ def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:
     assert f"timed out after 0.5 s; still running: {running}" in late.err
 
 
-def test_show_names_what_went_wrong_and_the_next_step(shell: Shell) -> None:
+def test_show_names_the_fault_and_the_next_step(shell: Shell) -> None:
     job = shell.create("echo almost; exit 3", retry={"failures": 0})
     shell("wait", job)
     result = shell("show", job)
@@ -159,7 +159,7 @@ def test_exec_on_one_host_and_on_all(shell: Shell, running: str) -> None:
     assert shell("exec", running, "--host", "9", "--", "true").code == 2
 
 
-def test_exec_passes_on_what_is_piped_in_and_waits_for_no_more(shell: Shell, running: str) -> None:
+def test_exec_passes_on_piped_input_and_waits_for_no_more(shell: Shell, running: str) -> None:
     text = "line\n" * 100_000
     both = shell("exec", running, "--host", "all", "--", "wc -c", typed=text)
     assert sorted(both.out.splitlines()) == [f"[host {n}] {len(text)}" for n in (0, 1)]
@@ -190,7 +190,7 @@ def test_exec_passes_every_byte_both_ways(shell: Shell, running: str, tmp_path: 
 
 
 @pytest.mark.parametrize("fed", [False, True])
-def test_a_command_ends_with_whoever_asked_for_it(shell: Shell, running: str, fed: bool) -> None:
+def test_a_command_ends_with_its_caller(shell: Shell, running: str, fed: bool) -> None:
     # An emulated host lists all processes of the machine, also those of other tests.
     marker = f"up-{os.getpid()}-{fed}"
     # The input is larger than the buffers, and the command reads none of it.
@@ -249,7 +249,7 @@ def test_ssh_logs_in_to_the_host_that_was_named(shell: Shell, running: str) -> N
     assert shell("ssh", running, "--host", "5").code == 2
 
 
-def test_cancel_keeps_the_slice_and_says_so_resume_uses_it_delete_releases_it(
+def test_cancel_keeps_the_slice_resume_uses_it_and_delete_releases_it(
     shell: Shell,
 ) -> None:
     job = shell.create("echo on attempt $DRUMLINE_ATTEMPT; sleep 600", zones=["us-central2-b"])
@@ -280,7 +280,7 @@ def test_cancel_keeps_the_slice_and_says_so_resume_uses_it_delete_releases_it(
     assert "on attempt 2" in shell("logs", job).out
 
 
-def test_resume_reads_the_job_file_again_and_says_what_changed(shell: Shell) -> None:
+def test_resume_reads_the_job_file_again_and_lists_the_changes(shell: Shell) -> None:
     path = shell.installation.write_job("exit 3", accelerator="v4-8", retry={"failures": 0})
     new = shell("create", str(path), "--json", "--set", "stop_grace=2")
     job = new.json["id"]
@@ -342,7 +342,7 @@ def test_clean_removes_logs_and_record(shell: Shell) -> None:
     assert int(shell.create("true")) > int(job), "its number is not given out again"
 
 
-def test_a_bad_job_file_leaves_nothing_behind(installation: Installation) -> None:
+def test_an_invalid_job_file_leaves_no_trace(installation: Installation) -> None:
     shell = Shell(installation)
     path = installation.write_job("true", zones=["us-central2"], chekpoint="gs://counts/x")
     result = shell("create", str(path))
@@ -407,7 +407,7 @@ def test_the_server_is_stopped_and_started_by_the_next_command(shell: Shell, run
     assert shell("show", running, "--json").json["attempts_made"] == 1
 
 
-def test_a_set_up_that_fails_says_where_and_its_time_is_its_own(shell: Shell) -> None:
+def test_a_failed_set_up_shows_its_line_and_has_its_own_time(shell: Shell) -> None:
     path = shell.installation.write_job(
         "echo ran", accelerator="v4-8", setup="sleep 1\n", retry={"failures": 0}
     )

@@ -8,7 +8,7 @@ from drumline.cloud.emulator import launch
 from tests.jobs.installation import Installation
 
 
-def test_a_job_goes_on_in_an_emulator_that_came_back_on_another_port(
+def test_a_job_continues_after_the_emulator_restarted_on_another_port(
     installation: Installation,
 ) -> None:
     job = installation.count(20, accelerator="v4-8")

@@ -174,7 +174,7 @@ def test_12_set_up_is_repeated_on_the_fresh_slice_after_a_preemption(shared: Ins
             assert f"attempt {attempt} is set up" in log
 
 
-def test_14_a_second_server_of_the_same_home_leaves_at_once_and_runs_nothing(
+def test_14_a_second_server_of_the_same_home_exits_at_once(
     shared: Installation,
 ) -> None:
     """Two users of one checkout run the same task twice."""
@@ -295,7 +295,7 @@ def test_19_list_answers_at_once_while_the_cloud_is_slow(shared: Installation) -
     shared.end(job)
 
 
-def test_20_what_failed_leaves_its_last_words_after_the_slice_is_gone(
+def test_20_the_output_of_a_failed_program_outlives_its_slice(
     shared: Installation, jobs: dict[str, str]
 ) -> None:
     """The failed process leaves no trace: its screen is gone with the session."""

@@ -53,7 +53,7 @@ def log(shared: Installation, job: str) -> str:
     return b"".join(shared.client.logs(job)).decode()
 
 
-def test_names_run_nothing_and_leave_the_clouds_names_valid(
+def test_names_are_never_executed_and_the_clouds_names_stay_valid(
     shared: Installation, touch: str
 ) -> None:
     shared.emulator("capacity", zone="local-c", accelerator="v4-8", chips=0)
@@ -154,7 +154,7 @@ def test_places_and_commands_are_taken_to_the_letter(shared: Installation, touch
     ],
     ids=lambda keys: json.dumps(keys),
 )
-def test_what_cannot_be_meant_is_refused_in_one_sentence(
+def test_invalid_values_are_rejected_in_one_sentence(
     shared: Installation, keys: dict[str, object]
 ) -> None:
     before = len(shared.client.list(all=True))

@@ -46,7 +46,7 @@ def counted_without_gap(installation: Installation, job: str, steps: int, hosts:
         assert len(done) - len(set(done)) <= len(starts) - 1
 
 
-def test_a_job_runs_on_every_host_and_leaves_nothing_behind(shared: Installation) -> None:
+def test_a_job_runs_on_every_host_and_leaves_no_resources(shared: Installation) -> None:
     job = shared.create('echo "host $DRUMLINE_HOST of $DRUMLINE_HOSTS in $DRUMLINE_JOB_ID"')
     shown = shared.end(job)
     assert shown["status"] == "SUCCEEDED"
@@ -107,7 +107,7 @@ def test_a_plain_script_survives_a_notice_without_any_allowance(shared: Installa
 
 
 @pytest.mark.long
-def test_the_server_is_killed_again_and_again_and_nobody_notices(
+def test_jobs_survive_repeated_kills_of_the_server(
     installation: Installation,
 ) -> None:
     chance = random.Random(1)

@@ -87,7 +87,7 @@ def test_one_that_hangs_is_started_again_and_finishes(installation: Installation
     installation.cloud_is_empty()
 
 
-def test_a_taken_slice_is_told_with_its_step_and_the_curve_goes_on(
+def test_a_preemption_is_shown_with_its_step_and_the_curve_continues(
     installation: Installation,
 ) -> None:
     job = train(installation, 24)
