@@ -91,9 +91,9 @@ class FakeCloud:
         self.request_error: RpcError | None = None
         """The error of a new request."""
         self.creation: OperationState | None = None
-        """The state of every create operation; None if the cloud knows none."""
+        """The state of every create operation; None if the cloud has none."""
         self.creates = True
-        """False if requests are accepted and nothing comes of them."""
+        """False if accepted requests never appear."""
         self.no_operation: CloudError | None = None
         """The error of every read of an operation."""
         self.slow = 0.0
@@ -103,7 +103,7 @@ class FakeCloud:
         self.no_release: CloudError | None = None
         """The error of every delete."""
         self.unlisted: set[str] = set()
-        """Slices that exist and that listings leave out."""
+        """Existing slices that listings omit."""
         self.no_find: CloudError | None = None
         """The error of every lookup by name."""
         self.login_error: CloudError | None = None
@@ -215,7 +215,7 @@ class FakeCloud:
 
 
 class FakeSession:
-    """The hosts of one attempt, which run until a test ends them."""
+    """The hosts of one attempt. They run until a test ends them."""
 
     opened: ClassVar["list[FakeSession]"] = []
 
@@ -227,7 +227,7 @@ class FakeSession:
         self._cut_since: float | None = None
         self.stopped = False
         self.unreachable: tuple[int, ...] = ()
-        """Hosts that confirm no stop."""
+        """Hosts that do not confirm a stop."""
         self._hosts = [self._host(n, means["admit"]) for n in range(len(addresses))]
         FakeSession.opened.append(self)
 

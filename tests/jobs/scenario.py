@@ -80,7 +80,7 @@ class Scenario:
         )
 
     def settle(self) -> "Scenario":
-        """Decide until nothing changes any more."""
+        """Decide until the job no longer changes."""
         for _ in range(10):
             before = self.job
             decision = lifecycle.decide(self.job, self.observe(), self.now, TIMEOUTS)

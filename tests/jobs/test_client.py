@@ -1,4 +1,4 @@
-"""The client alone: having a server, and what happens when it goes away."""
+"""The client: it finds or starts a server, and handles its loss."""
 
 import json
 import os
@@ -21,8 +21,8 @@ from drumline.jobs import connection as connection_module
 from drumline.jobs.client import job_id
 from drumline.jobs.connection import NoServer, ServerConnection, home_folder
 from drumline.jobs.folders import Folders
-from drumline.jobs.server.process import ssh_key
-from tests.jobs.world import a_world
+from drumline.jobs.server.process import remove_socket, ssh_key
+from tests.jobs.installation import temporary_installation
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
 # /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude, or have it
@@ -97,7 +97,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; our own child may be left as a zombie until it is asked for."""
+    """Return True if a process has ended; a child may remain as a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -319,18 +319,30 @@ def test_a_lost_key_is_not_replaced_while_slices_know_it(tmp_path: Path) -> None
 
 
 def test_a_server_without_its_key_says_so_while_a_job_holds_a_slice(tmp_path: Path) -> None:
-    with a_world(tmp_path) as world:
-        job = world.create("sleep 600", zones=["local-a"])
-        world.reaches(job, "RUNNING")
-        world.client.stop_server()
-        key = world.home / "ssh" / "id_ed25519"
+    with temporary_installation(tmp_path) as installation:
+        job = installation.create("sleep 600", zones=["local-a"])
+        installation.reaches(job, "RUNNING")
+        installation.client.stop_server()
+        key = installation.home / "ssh" / "id_ed25519"
         content = key.read_bytes()
         key.unlink()
         with pytest.raises(Exception, match="id_ed25519 is missing"):
-            world.client.show(job)
+            installation.client.show(job)
         assert not key.exists()
         key.write_bytes(content)
         key.chmod(0o600)
-        assert world.status(job) in {"RUNNING", "STARTING", "RECOVERING"}
-        world.client.delete(job)
-        world.cloud_is_empty()
+        assert installation.status(job) in {"RUNNING", "STARTING", "RECOVERING"}
+        installation.client.delete(job)
+        installation.cloud_is_empty()
+
+
+def test_a_server_does_not_remove_the_socket_of_its_successor(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    path.touch()
+    own = path.stat().st_ino
+    path.rename(tmp_path / "old")
+    path.touch()
+    remove_socket(path, own)
+    assert path.exists()
+    remove_socket(path, path.stat().st_ino)
+    assert not path.exists()

@@ -1,4 +1,4 @@
-"""Quota as it was written down: a job that asks for more is warned before Google refuses it."""
+"""A job that needs more than the recorded quota gets a warning before the cloud refuses it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Clocks that step, machines that sleep: order and duration come from a clock that does neither."""
+"""Clock jumps and machine sleep: order and durations come from a steady clock."""
 
 import asyncio
 import logging
@@ -57,7 +57,9 @@ def test_metrics_are_kept_though_those_on_record_lie_in_the_future(tmp_path: Pat
 
 
 def test_a_program_that_hangs_is_found_by_a_server_whose_clock_is_behind(tmp_path: Path) -> None:
-    """The steps on record lie in its future, and would count as recent until it has caught up."""
+    """The recorded steps lie in the future, and would count as recent until the clock has caught
+    up.
+    """
 
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create(stuck_after="10m")

@@ -1,4 +1,4 @@
-"""A request that the cloud accepts, and whose create operation decides what comes of it."""
+"""Requests that the cloud accepts, with a create operation that succeeds or fails later."""
 
 import asyncio
 from pathlib import Path

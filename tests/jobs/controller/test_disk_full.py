@@ -1,4 +1,4 @@
-"""A disk that is full for a while: nothing is decided that cannot be written, and nothing ends."""
+"""A temporarily full disk: nothing is decided that cannot be saved, and no program ends."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""The memory of hosts as the supervisor keeps it: on a full disk, after clocks, of ten thousand."""
+"""The supervisor's host history: on a full disk, after clock jumps, with ten thousand hosts."""
 
 import sqlite3
 import time
@@ -50,7 +50,7 @@ def test_what_a_clock_ahead_wrote_is_read_as_of_now(tmp_path: Path) -> None:
 
 
 def located(host: int, text: str = "Failed to initialize TPU system") -> Cause:
-    """A failed start with the location of the chip in libtpu's own log."""
+    """Return a failed start with the location of the chip in libtpu's own log."""
     return Cause("bad host", host, 2, text, proof=EvidenceKind.START, location="tpu3:pe2:2")
 
 

@@ -1,4 +1,4 @@
-"""Host keys that the cloud publishes and that cannot be read for a while."""
+"""Published host keys that cannot be read for a while."""
 
 from pathlib import Path
 

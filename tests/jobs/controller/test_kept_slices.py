@@ -1,4 +1,4 @@
-"""A cancelled job keeps its slice for a resume, at a cost that ends."""
+"""A cancelled job keeps its slice for a resume, for a limited time."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ def test_a_kept_slice_is_released_after_an_hour(tmp_path: Path) -> None:
 
 
 async def failed(harness: ServerHarness, **keys: Any) -> str:
-    """A job whose program has failed for good."""
+    """Create a job whose program has failed without retries left."""
     job = await harness.create(retry={"failures": 0}, **keys)
     await harness.reaches(job, "RUNNING")
     harness.starts(job)[-1].ends(3)

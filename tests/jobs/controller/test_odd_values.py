@@ -1,4 +1,4 @@
-"""Figures that no program should tell, and some do: they must not take anything from others."""
+"""Invalid metrics of a program do not disturb other jobs."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A program starts only when no earlier one can write to the same checkpoints any more."""
+"""A program starts only when no earlier one can still write to the same checkpoints."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ CHECKPOINT = "gs://lab/run"
 
 
 async def lost_to_silence(harness: ServerHarness, **keys: Any) -> str:
-    """A job whose host has become silent, and whose slice the cloud does not delete."""
+    """Create a job with a silent host and a slice that the cloud does not delete."""
     harness.cloud.buckets["lab"] = "US-CENTRAL2"
     job = await harness.create(checkpoint=CHECKPOINT, **keys)
     await harness.reaches(job, "RUNNING")
@@ -74,7 +74,7 @@ def test_fencing_numbers_grow_in_an_older_copy_of_the_database_too(tmp_path: Pat
         job = await harness.create()
         await harness.reaches(job, "RUNNING")
         before = harness.starts(job)[0].program.fence
-        # Whoever restores an older copy has given fewer numbers than were used.
+        # A restored older copy has assigned fewer numbers than were used.
         harness.service.store._db.execute("UPDATE meta SET value = '0' WHERE key = 'fence'")
         await harness.restart()
         again = await harness.create()
@@ -122,7 +122,7 @@ def test_a_job_of_version_0_1_keeps_its_checkpoint_folder(tmp_path: Path) -> Non
         harness.cloud.buckets["lab"] = "US-CENTRAL2"
         job = await harness.create(checkpoint=CHECKPOINT)
         await harness.reaches(job, "RUNNING")
-        # What that version wrote: no owner in the job file, no fencing number in the attempt.
+        # Records of that version: no owner in the job file, no fencing number in the attempt.
         database = harness.service.store._db
         database.execute("UPDATE jobs SET spec = json_remove(spec, '$.checkpoint_owner')")
         database.execute("UPDATE jobs SET state = json_remove(state, '$.attempt.fence')")

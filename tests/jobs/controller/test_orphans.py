@@ -1,4 +1,4 @@
-"""A database that is lost does not leave slices behind that nobody knows of."""
+"""Slices of a lost database are found and released."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def lose_database(home: Path) -> None:
 
 
 def first_life(home: Path, jobs: int = 1) -> Cloud:
-    """Jobs that run; what the cloud holds at the end."""
+    """Create running jobs, and return the cloud's resources at the end."""
     snapshots: list[Cloud] = []
 
     async def scenario(harness: ServerHarness) -> None:

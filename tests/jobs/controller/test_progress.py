@@ -1,4 +1,4 @@
-"""What a program tells of its steps: by heartbeat, or by a log that a pattern reads."""
+"""A program's progress, from heartbeats or from a pattern in its log."""
 
 from pathlib import Path
 

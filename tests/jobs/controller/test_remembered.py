@@ -1,4 +1,4 @@
-"""Hosts over many jobs and servers: accused, remembered, refused, forgiven."""
+"""The history of hosts across jobs and servers: reported, saved, refused, cleared."""
 
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def test_a_job_that_starts_nowhere_is_at_fault_itself(tmp_path: Path) -> None:
 
 
 class Google:
-    """A witness that says what a test wants, or nothing at all."""
+    """A health source that reports the answer of a test, or nothing."""
 
     def __init__(self) -> None:
         self.says: dict[str, str] | None = None

@@ -1,4 +1,4 @@
-"""Starts that fail because of the host or of the program, and hosts that others waited for."""
+"""Failed starts caused by the host or by the program, and hosts that block others."""
 
 from dataclasses import replace
 
@@ -124,7 +124,7 @@ def test_a_chip_that_the_agent_cannot_open_either_is_a_bad_host() -> None:
     assert (scenario.job.cause.host, scenario.job.cause.claimed) == (1, False)
 
 
-# --- Hosts that others waited for -------------------------------------------------------------
+# --- Hosts that block others ----------------------------------------------------------------
 
 POLL = (
     "F0929 17:42:48.594200 1044529 client.h:77] Terminating process because the JAX distributed "

@@ -1,4 +1,4 @@
-"""What is remembered of hosts, and for how long."""
+"""The contents of the host history, and their expiry."""
 
 from dataclasses import replace
 

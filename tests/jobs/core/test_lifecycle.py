@@ -1,4 +1,4 @@
-"""Stories of jobs: what the cloud and the hosts show, and what is decided."""
+"""Observations of the cloud and the hosts, and the decisions on the job."""
 
 from dataclasses import replace
 
@@ -332,7 +332,7 @@ def test_hosts_that_fail_after_a_silent_host_are_not_the_cause() -> None:
 
 
 def test_silence_counts_only_while_we_listen() -> None:
-    """A server that was down for an hour has heard nobody; that is not the hosts' fault."""
+    """A server that was down for an hour has no reports; the hosts are not silent."""
     scenario = Scenario().runs()
     scenario.now += 3600
     scenario.listening_since = scenario.now
@@ -487,7 +487,7 @@ _STEPS = st.sampled_from(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_STEPS, max_size=40))
 def test_whatever_happens_every_slice_but_the_one_held_is_released(steps: list[str]) -> None:
-    """The invariants that cost money or progress when they break."""
+    """Check the invariants that cost money or progress when violated."""
     scenario = Scenario(job=replace(Scenario().job, allowance=Allowance(2, 2, 3)))
     for step in steps:
         scenario.settle()
@@ -565,7 +565,7 @@ def test_other_hosts_are_not_blamed_before_a_rebooted_host_reports(server: str) 
     scenario.host(1, before[0], reported_at=before[1])
     scenario.host(0, HostPhase.EXITED, exit_code=1, error="Connection reset by peer", error_at=at)
     scenario.settle().passes(TIMEOUTS.settle + 1)
-    # It is back: connected, and not yet asked what became of the program.
+    # The host is connected again, but its program's state is still unknown.
     scenario.look("ACTIVE", "READY").host(1, before[0], reported_at=before[1])
     scenario.host(0, HostPhase.EXITED, exit_code=1, error="Connection reset by peer", error_at=at)
     scenario.settle()
@@ -588,7 +588,7 @@ def test_a_failed_program_is_diagnosed_without_further_reports_of_its_host() -> 
 
 
 def test_a_host_that_ended_its_program_and_is_silent_since_is_a_bad_one() -> None:
-    """By a signal: it may be shutting down, so it has to show that it lives on."""
+    """A program that ended by a signal: the host may be shutting down, so it must report again."""
     scenario = Scenario().runs()
     at = scenario.now
     for index in range(2):

@@ -1,4 +1,4 @@
-"""A request that the cloud accepted: it appears late, fails later, or boots for ever."""
+"""Accepted requests that appear late, fail later, or never finish booting."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What follows from heartbeats: steps run again, and money spent on steps that were lost."""
+"""Values derived from heartbeats: repeated steps, and the cost of lost steps."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def test_what_is_no_step_changes_nothing(step: object) -> None:
 def test_steps_run_again_are_those_between_a_checkpoint_and_the_step_that_was_reached() -> None:
     courses = [
         Steps(151, 1.0, resumed=0),
-        None,  # it never came to a step
+        None,  # it never reached a step
         Steps(233, 2.0, resumed=150),
         Steps(300, 3.0, resumed=230),
     ]

@@ -1,4 +1,4 @@
-"""Jobs are created only with a login that the cloud could accept."""
+"""Jobs are created only with a login that the cloud may accept."""
 
 from pathlib import Path
 

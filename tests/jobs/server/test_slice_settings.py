@@ -20,7 +20,7 @@ LAB = {
     "labels": {"team": "vision", "cost-centre": 4711},
     "ssh": {"proxy_command": "iap %n %p --zone %z"},
 }
-"""The settings of a lab, as config.yaml has them."""
+"""The settings of a lab in config.yaml."""
 
 
 def settings(**keys: Any) -> str:

@@ -13,7 +13,7 @@ from tests.jobs.fakes import ServerHarness, run_scenario
 
 
 class Door:
-    """Holds up whoever comes to it until it is opened."""
+    """A door that blocks callers until it is opened."""
 
     def __init__(self, opens: bool = False) -> None:
         self._open = asyncio.Event()
@@ -40,7 +40,7 @@ async def running(harness: ServerHarness, **keys: Any) -> str:
 
 
 def slow_to_stop(harness: ServerHarness, job: str) -> Door:
-    """Its program takes until the door is opened to end."""
+    """Create a job whose program ends only after the door is opened."""
     session, door = harness.starts(job)[-1], Door()
     ends = session.stop
 
@@ -63,7 +63,7 @@ def slow_to_pack(harness: ServerHarness) -> Door:
 
 
 async def holding(harness: ServerHarness, **keys: Any) -> str:
-    """A job that was cancelled and kept its slice."""
+    """Create a cancelled job that keeps its slice."""
     job = await running(harness, **keys)
     await do(harness, job, "cancel")
     await harness.reaches(job, "CANCELLED")
@@ -193,7 +193,7 @@ def test_a_resume_during_a_delete_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_second_delete_during_a_resume_wins_too(tmp_path: Path) -> None:
-    """The job is deleted already, so only the time of the second delete tells the two apart."""
+    """The job is already deleted, so the two deletes differ only in their time."""
 
     async def scenario(harness: ServerHarness) -> None:
         job = await holding(harness)
@@ -248,7 +248,7 @@ def test_a_clean_during_a_resume_removes_the_job(tmp_path: Path) -> None:
 def test_a_resume_during_a_clean_rejects_one_of_them(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await holding(harness)
-        harness.running.cancel()  # no round may release the slice between the two
+        harness.running.cancel()  # prevent a round from releasing the slice between the two
         await asyncio.wait({harness.running})
         cleaning = asyncio.ensure_future(do(harness, job, "clean"))
         await asyncio.sleep(0)

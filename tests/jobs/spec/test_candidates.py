@@ -1,4 +1,4 @@
-"""The slices that a job can run on, and the regions of its buckets."""
+"""Candidate slices of a job, and the regions of its buckets."""
 
 from pathlib import Path
 

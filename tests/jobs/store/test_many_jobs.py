@@ -1,4 +1,4 @@
-"""Years of use: history costs neither the start, nor the loop, nor a list."""
+"""A long history slows down neither the start, nor the loop, nor `list`."""
 
 import asyncio
 import os

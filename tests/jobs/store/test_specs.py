@@ -1,4 +1,4 @@
-"""What is kept of a job file reads back as a value, whichever version wrote it."""
+"""Stored job files of every version are read as values."""
 
 import json
 from pathlib import Path

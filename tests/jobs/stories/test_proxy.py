@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.test_proxy_command import RELAY
-from tests.jobs.world import a_world
+from tests.jobs.installation import temporary_installation
 
 BIN = Path(sys.executable).parent / "drumline"
 
@@ -20,12 +20,12 @@ def test_the_server_and_ssh_exec_and_cp_connect_through_the_proxy(tmp_path: Path
     relay.write_text(f"open({str(tmp_path / 'used')!r}, 'a').write(sys.argv[3] + ' ')\n{RELAY}")
     relay.write_text("import sys\n" + relay.read_text())
     command = f"{sys.executable} {relay} %h %p host-%i-in-%z"
-    with a_world(tmp_path / "home") as world:
+    with temporary_installation(tmp_path / "home") as installation:
 
         def drumline(*words: str) -> "subprocess.CompletedProcess[str]":
             return subprocess.run(
                 [BIN, *words],
-                env=os.environ | {"DRUMLINE_HOME": str(world.home)},
+                env=os.environ | {"DRUMLINE_HOME": str(installation.home)},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -33,12 +33,12 @@ def test_the_server_and_ssh_exec_and_cp_connect_through_the_proxy(tmp_path: Path
             )
 
         gate = tmp_path / "gate"
-        job = world.create(
+        job = installation.create(
             f"echo hello > out.txt; while [ ! -e {gate} ]; do sleep 0.05; done",
             external_ip=False,
             ssh={"proxy_command": command},
         )
-        world.reaches(job, "RUNNING")
+        installation.reaches(job, "RUNNING")
         used = (tmp_path / "used").read_text().split()
         assert set(used) == {"host-0-in-local-a", "host-1-in-local-a"}
         done = drumline("exec", job, "--host", "1", "--", "cat", "out.txt")
@@ -50,4 +50,4 @@ def test_the_server_and_ssh_exec_and_cp_connect_through_the_proxy(tmp_path: Path
         assert (tmp_path / "out.txt").read_text() == "hello\n"
         assert len((tmp_path / "used").read_text().split()) >= len(used) + 2
         gate.touch()
-        assert world.end(job)["status"] == "SUCCEEDED"
+        assert installation.end(job)["status"] == "SUCCEEDED"

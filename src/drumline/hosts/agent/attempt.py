@@ -20,18 +20,22 @@ from .environment import (
 )
 from .files import acquire_lock, read_json, remove, write_json
 from .first_error import FirstError
-from .log import GrowthRecorder, append_to_log, log_size
+from .log import GrowthRecorder, log_size
 from .machine import boot_id, free_chips, free_port, machine_identity
 from .processes import (
     POLL_SECONDS,
+    AdoptedOrphans,
+    adopt_orphans,
     attempt_processes,
     exec_program,
     exit_code,
     process_record,
     program_processes,
+    reap,
     run_detached,
     terminate,
 )
+from .remaining import end_remaining
 from .status import attempt_status, exit_record, has_waiter
 from .wire import FreePort, HostProgram, Prepare, PrepareResult, Start, receive_message, send
 
@@ -95,24 +99,28 @@ def run_and_wait(folder: str) -> None:
     script = write_script(folder, "run.sh", TRAP + str(started.get("before", "")) + program.run)
     command = [*program.wrap, "bash", "-eo", "pipefail", script]
     work = working_copy(program.work)
+    adopt_orphans()
+    waiter = process_record(os.getpid())
     child = os.fork()
     if child == 0:
         # The child records itself before it becomes the program: no program runs unrecorded.
-        write_json(process_record(os.getpid()), folder, "pid.json")
+        write_json(dict(process_record(os.getpid()), waiter=waiter), folder, "pid.json")
         exec_program(folder, command, environment, work)
     remove(folder, "secrets.json")
     first_error = FirstError(folder, started["log_from"])
     container = container_name(folder)
     chips = ChipMonitor(folder, started["log_from"], container)
     growth = GrowthRecorder(folder, started["log_from"])
+    orphans = AdoptedOrphans(folder, child)
     while True:
-        pid, wait_status = os.waitpid(child, os.WNOHANG)
+        wait_status = reap(child)
         ended_at = time.time()
         with contextlib.suppress(Exception):
             first_error.scan()
             growth.update()
+            orphans.update()
             chips.update()
-        if pid:
+        if wait_status is not None:
             break
         time.sleep(POLL_SECONDS)
     code = exit_code(wait_status)
@@ -128,12 +136,9 @@ def run_and_wait(folder: str) -> None:
     if code != 0 and not stopping:
         with contextlib.suppress(Exception):
             record.update(chips.after_failure())
+    # The exit is recorded last: a reader of the record may start the next attempt.
+    end_remaining(folder)
     write_json(record, folder, "exit.json")
-    if container and not stopping:
-        remove_container(container)
-    remaining = terminate(lambda: program_processes(folder), grace=5)
-    if remaining:
-        append_to_log(folder, f"drumline: ended {remaining} process(es) the run left behind")
 
 
 def choose_port() -> None:
@@ -171,6 +176,7 @@ def stop_processes(folder: str, grace: float) -> None:
     terminate(functools.partial(attempt_processes, folder), grace)
     if container:
         remove_container(container)
-    deadline = time.monotonic() + 5
+    # The waiter ends what is left of the program before it records the exit.
+    deadline = time.monotonic() + 15
     while has_waiter(folder) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS / 2)

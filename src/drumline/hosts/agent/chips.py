@@ -10,6 +10,7 @@ import re
 import time
 
 from .containers import container_processes
+from .files import open_file
 from .log import log_size, read_log
 from .processes import POLL_SECONDS, program_processes, terminate
 
@@ -147,7 +148,7 @@ class ChipMonitor:
             with contextlib.suppress(OSError):
                 if os.path.islink(path) or os.stat(path).st_mtime < started_at:
                     continue
-                with open(path, "rb") as file:
+                with open_file(path) as file:
                     file.seek(max(0, os.stat(path).st_size - (1 << 18)))
                     match = LOCATION.search(file.read(1 << 18))
                 if match:

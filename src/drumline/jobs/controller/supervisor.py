@@ -31,6 +31,7 @@ from drumline.jobs.controller.tasks import BackgroundTasks, RateLimit
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.availability import Availability, Zones
 from drumline.jobs.core.causes import has_failed
+from drumline.jobs.core.outcomes import after_internal_error
 from drumline.jobs.core.state import (
     Candidate,
     Decision,
@@ -96,7 +97,7 @@ class Supervisor:
         self.polls = ZonePolls(cloud, config.poll_seconds, clock, config.timeouts.visible)
         self.heartbeats = Heartbeats(store, self.folders, clock)
         self.changed = asyncio.Condition()
-        self.tasks = BackgroundTasks(clock, on_end=self.wake)
+        self.tasks = BackgroundTasks(clock, on_end=self.wake, give_up=self._end_after_bug)
         self._clock = clock
         self._wall = wall
         limit = RateLimit(config.requests_per_minute, clock)
@@ -337,6 +338,10 @@ class Supervisor:
             self.records[job_id] = record
             self.apply(record.job, decision, spec)
         return self.record(job_id)
+
+    def _end_after_bug(self, job_id: str, message: str) -> None:
+        """End a job whose action fails each time because of a bug."""
+        self.change(job_id, lambda r: after_internal_error(r.job, message, self._clock()))
 
     def apply(self, before: Job, decision: Decision, spec: StoredSpec | None = None) -> None:
         """Save a decision, then act on it."""

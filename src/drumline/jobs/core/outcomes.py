@@ -361,6 +361,18 @@ def cancelled_attempt(job: Job) -> tuple[EndedAttempt, ...]:
     return (EndedAttempt(job.attempt, Outcome.CANCELLED, ""),) if job.attempt else ()
 
 
+def after_internal_error(job: Job, message: str, now: float) -> Decision:
+    """End a job that Drumline itself cannot handle. Its checkpoints and logs stay for a resume."""
+    placements = (*((job.placement,) if job.placement else ()), *job.parked)
+    release = tuple(Effect(EffectKind.RELEASE, placement, message) for placement in placements)
+    attempt = job.attempt
+    ended = (EndedAttempt(attempt, Outcome.INTERNAL_ERROR, message),) if attempt else ()
+    job = replace(job, placement=None, parked=(), kept_until=None)
+    if job.status.ended:
+        return Decision(job, release, (Event("released", message),))
+    return finish_job(job, Status.FAILED, message, now, effects=release, ended=ended)
+
+
 # --- The running program ----------------------------------------------------------------------
 
 

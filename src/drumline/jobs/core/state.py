@@ -73,6 +73,8 @@ class Outcome(StrEnum):
     """No host of the slices could be reached over SSH, or a file that this needs is missing."""
     CANCELLED = "cancelled"
     REFUSED = "refused"
+    INTERNAL_ERROR = "internal error"
+    """Drumline itself failed."""
 
 
 class PlacementPhase(StrEnum):

@@ -5,7 +5,8 @@ start.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from drumline.hosts.packing.folders import require_workdir
 from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
 from drumline.jobs.billing import quota_warnings
 from drumline.jobs.config import Config
+from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Candidate
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.slice_settings import check_zones
@@ -114,19 +116,17 @@ class JobFiles:
         local = self._config.local
         if spec.workdir is None:
             return choose_package(None, scripts, python, local=local)
-        try:
+        with _reading(spec.workdir):
             require_workdir(spec.workdir, self._config.home)
             return await asyncio.to_thread(
                 choose_package, spec.workdir, scripts, python, local=local
             )
-        except code.CodeError as error:
-            raise RequestError(str(error)) from None
 
     async def pack(self, spec: "JobSpec", bundled: BundledPackage) -> dict[str, Any] | None:
         """Pack the job's code and describe the archive. Return None if there is no code."""
         if spec.workdir is None and bundled.package is None:
             return None
-        try:
+        with _reading(spec.workdir):
             packed = await asyncio.to_thread(
                 code.pack,
                 spec.workdir,
@@ -134,8 +134,6 @@ class JobFiles:
                 package=bundled.package,
                 rules=self._rules(spec),
             )
-        except code.CodeError as error:
-            raise RequestError(str(error)) from None
         self._require_requirements_file(spec, packed.left_out)
         return {
             "sha": packed.sha256,
@@ -153,10 +151,8 @@ class JobFiles:
             if bundled.package is None:
                 return None
             return {"files": 0, "bytes": 0, "drumline": bundled.use, "left_out": []}
-        try:
+        with _reading(spec.workdir):
             measured = await asyncio.to_thread(code.measure, spec.workdir, rules=self._rules(spec))
-        except code.CodeError as error:
-            raise RequestError(str(error)) from None
         self._require_requirements_file(spec, measured.left_out)
         return {
             "files": measured.files,
@@ -185,3 +181,23 @@ class JobFiles:
                     f"python.requirements: {name} would not be sent ({entry.reason}); "
                     "add it to include"
                 )
+
+
+@contextmanager
+def _reading(workdir: Path | None) -> Iterator[None]:
+    """Turn an error of reading the user's files into a RequestError.
+
+    Files may vanish, change or lose their permissions at any moment while they are read.
+    """
+    try:
+        yield
+    except code.CodeError as error:
+        raise RequestError(str(error)) from None
+    except OSError as error:
+        if is_disk_error(error):  # of the archive in Drumline's home
+            raise
+        raise RequestError(
+            f"workdir: {error.filename or workdir} cannot be read"
+            f" ({error.strerror or type(error).__name__}); if its files changed while they were"
+            " packed, try again"
+        ) from None

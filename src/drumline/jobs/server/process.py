@@ -21,6 +21,7 @@ from pathlib import Path
 
 import uvicorn
 
+from drumline.cloud import serving
 from drumline.cloud.google.infra_health import InfraHealth
 from drumline.cloud.google.rest import Dependencies
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
@@ -30,6 +31,7 @@ from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.connection import home_folder
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.folders import Folders
+from drumline.jobs.server import log_file
 from drumline.jobs.server.api import JobsApi
 from drumline.jobs.server.service import JobService
 from drumline.jobs.server.verbs import RequestError
@@ -123,6 +125,13 @@ async def _socket_removed(path: Path) -> None:
             await asyncio.sleep(SOCKET_CHECK_SECONDS)
 
 
+def remove_socket(path: Path, inode: int) -> None:
+    """Remove the socket of this server, but not that of a server that has replaced it."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_ino == inode:
+            path.unlink()
+
+
 async def serve(config: Config, stay: bool = False) -> None:
     """Serve until stopped. Without `stay`, also exit after the idle time of the settings."""
     folders = Folders(config.home)
@@ -148,22 +157,23 @@ async def serve(config: Config, stay: bool = False) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folders.socket))
     folders.socket.chmod(0o600)
+    inode = folders.socket.stat().st_ino
     web = uvicorn.Server(uvicorn.Config(idle_exit, log_level="warning", lifespan="off"))
     web.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    serving = asyncio.create_task(web.serve(sockets=[listener]))
+    answering = asyncio.create_task(serving.serve(web, listener))
     supervising = asyncio.create_task(supervisor.run())
     stopping = asyncio.create_task(stop.wait())
     orphaned = asyncio.create_task(_socket_removed(folders.socket))
     idle = asyncio.create_task(idle_exit.wait_until_idle())
     try:
-        tasks = {serving, supervising, stopping, orphaned, idle}
+        tasks = {answering, supervising, stopping, orphaned, idle}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if idle.done():
             log.info("exiting after %.0f min without work", config.idle_seconds / 60)
-            folders.socket.unlink(missing_ok=True)
+            remove_socket(folders.socket, inode)
             await asyncio.sleep(SHUTDOWN_SECONDS)
     finally:
         web.should_exit = True
@@ -171,13 +181,13 @@ async def serve(config: Config, stay: bool = False) -> None:
         supervising.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await supervising
-        await serving
+        await answering
         stopping.cancel()
         orphaned.cancel()
         idle.cancel()
         await supervisor.close()
         store.close()
-        folders.socket.unlink(missing_ok=True)
+        remove_socket(folders.socket, inode)
 
 
 def main() -> None:
@@ -185,11 +195,7 @@ def main() -> None:
     os.umask(0o077)
     home = home_folder()
     folders = Folders(home)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    for library in ("asyncssh", "httpx", "httpcore"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    log_file.configure(home / "server.log")
     with folders.lock.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,6 +8,7 @@ hashes.
 
 import json
 import os
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +56,11 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         return SpecError([Problem(source, line, "", message)])
 
     try:
-        is_folder = path.is_dir()
+        mode = path.stat().st_mode
+        # The shell writes to the pipes of /dev/fd, and `<(…)` is one. Any other pipe could block.
+        piped = stat.S_ISFIFO(mode) and str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/"))
         raw = b""
-        if not is_folder:
+        if stat.S_ISREG(mode) or piped:
             with path.open("rb") as file:
                 raw = file.read(MAX_BYTES + 1)
         folder = path.parent.resolve()
@@ -66,8 +69,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "this is not a file name"
         raise unreadable(f"cannot be read: {reason}") from None
-    if is_folder:
+    if stat.S_ISDIR(mode):
         raise unreadable("is a folder; name the job file in it")
+    if not stat.S_ISREG(mode) and not piped:
+        raise unreadable("is no regular file; name a file with the text of the job")
     if len(raw) > MAX_BYTES:
         raise unreadable(TOO_LARGE)
     try:

@@ -173,12 +173,19 @@ class Store:
     """The job database, for use from one thread. Each method is one transaction."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; create it if it does not exist."""
-        self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.row_factory = sqlite3.Row
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        upgrade(self._db)
+        """Open the file; create it if it does not exist. Raise SchemaError if it is unusable."""
+        if os.path.lexists(path) and not path.is_file():
+            raise SchemaError(f"{path} is not a file; move it away")
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.row_factory = sqlite3.Row
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            upgrade(self._db)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and "disk is full" in str(error):
+                raise
+            raise SchemaError(_unusable(path, error)) from error
         self.metrics = MetricsTable(self._db)
         self.hosts = HostTable(self._db)
         self._releasing: list[SliceRow] = []
@@ -543,6 +550,20 @@ class Store:
             " ON CONFLICT (name) DO UPDATE SET ready = coalesce(ready, excluded.ready)",
             (placement.name, job_id, placement.zone, placement.accelerator, now, ready),
         )
+
+
+def _unusable(path: Path, error: sqlite3.DatabaseError) -> str:
+    """Return what is wrong with the file of the database, and what to do."""
+    if not os.access(path, os.R_OK | os.W_OK) or "readonly" in str(error):
+        fix = f"give yourself access: chmod u+rw {path} {path.parent}"
+    elif "locked" in str(error):
+        fix = "another program has it open; close that program"
+    else:
+        fix = (
+            "restore a copy of it, or move it away to begin a new one; drumline server strays"
+            " then lists the slices that still run"
+        )
+    return f"{path} cannot be used ({error}); {fix}"
 
 
 def _unreadable_job(row: sqlite3.Row, reason: str) -> UnreadableJob:

@@ -80,6 +80,14 @@ def list_folder(folder: epath.Path) -> list[epath.Path]:
         return []
 
 
+def remove_folder(folder: epath.Path) -> None:
+    """Remove a folder with its contents. Of a link, remove only the link itself."""
+    if os.path.islink(str(folder)):
+        os.unlink(str(folder))
+    else:
+        folder.rmtree()
+
+
 # Errors -------------------------------------------------------------------------------------------
 
 
