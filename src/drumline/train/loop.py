@@ -31,7 +31,7 @@ from drumline.train.checkpoints.saving import (
 from drumline.train.goodput import Goodput, StepClock, open_history
 from drumline.train.hardware import HardwareChecks
 from drumline.train.mesh import make_mesh
-from drumline.train.multihost import catch_sigterm
+from drumline.train.multihost import catch_sigterm, connect_hosts
 from drumline.train.plan import Plan, make_plan
 from drumline.train.recipe import Recipe
 from drumline.train.reporting import RunLog, RunProgress
@@ -89,6 +89,7 @@ def fit(
     """
     folder = None if checkpoint is None else absolute_folder(checkpoint)
     mesh = make_mesh(recipe.mesh)
+    connect_hosts(mesh)
     with catch_sigterm(), jax.set_mesh(mesh), ExitStack() as cleanup:
         run = _open_run(recipe, mesh, folder, allow_changes, cleanup)
         try:
