@@ -24,6 +24,16 @@ from drumline.hosts.values import Address, CompletedCommand, Output, Stream, Tim
 from drumline.observed import ContactFailure
 
 USER = "drumline"
+MAX_ANSWER_BYTES = 8 << 20
+"""The size of one answer, or of one line of a watch. The largest is a status of about 3 MB: a
+report of 1 MB whose characters are escaped. A set-up step would have to run for weeks."""
+MAX_WATCH_RATE = 20_000_000
+"""Bytes per second that are read of a watch. The agent sends 10 MB of log per second at most, and
+base64 adds a third."""
+
+
+class AgentError(HostError):
+    """The agent failed. The text is the last line of its output, or the rule that it broke."""
 
 
 class ConnectionLost(HostError):
@@ -225,14 +235,25 @@ class Connection:
     async def run(
         self, command: str, input_bytes: bytes = b"", input_file: Path | None = None
     ) -> CompletedCommand:
-        """Run a shell command, whose arguments must be quoted, with an input."""
-        completed = (
-            await self._ssh.run(command, stdin=str(input_file), encoding=None)
+        """Run a shell command, whose arguments must be quoted, with an input.
+
+        Raises AgentError if the output is too long.
+        """
+        process = (
+            await self._ssh.create_process(command, stdin=str(input_file), encoding=None)
             if input_file
-            else await self._ssh.run(command, input=input_bytes, encoding=None)
+            else await self._ssh.create_process(command, input=input_bytes, encoding=None)
         )
-        code = _exit_code(completed.exit_status, completed.exit_signal)
-        return CompletedCommand(code, _decode(completed.stdout), _decode(completed.stderr))
+        try:
+            stdout, stderr = await asyncio.gather(
+                _read_answer(process.stdout), _read_answer(process.stderr)
+            )
+        except AgentError:
+            process.channel.abort()
+            raise
+        await process.wait_closed()
+        code = _exit_code(process.exit_status, process.exit_signal)
+        return CompletedCommand(code, stdout, stderr)
 
     async def run_for_user(
         self, command: str, first_input: bytes, stdin: AsyncIterator[bytes] | None, output: Output
@@ -275,14 +296,24 @@ class Connection:
         return _exit_code(process.exit_status, process.exit_signal)
 
     async def lines(self, command: str) -> AsyncIterator[bytes]:
-        """Yield the output of a long-running command line by line. Raises ConnectionLost."""
-        process = await self._ssh.create_process(command, stdin=asyncssh.DEVNULL, encoding=None)
+        """Yield the output of a long-running command line by line.
+
+        Raises ConnectionLost, or AgentError if a line is too long.
+        """
+        # Nobody reads stderr, and the connection would wait for a reader.
+        process = await self._ssh.create_process(
+            command, stdin=asyncssh.DEVNULL, stderr=asyncssh.DEVNULL, encoding=None
+        )
         try:
             rest = b""
             while data := await process.stdout.read(1 << 16):
                 *complete, rest = (rest + data).split(b"\n")
                 for line in complete:
                     yield line
+                if len(rest) > MAX_ANSWER_BYTES:
+                    raise _too_long()
+                # The host waits meanwhile, because its window is full.
+                await asyncio.sleep(len(data) / MAX_WATCH_RATE)
             await process.wait_closed()
             if process.exit_status is None and process.exit_signal is None:
                 raise ConnectionLost("connection lost")
@@ -314,8 +345,17 @@ def _exit_code(status: int | None, signal: tuple[str, bool, str, str] | None) ->
     return status
 
 
-def _decode(output: object) -> str:
-    return output.decode("utf-8", "replace") if isinstance(output, bytes) else str(output or "")
+async def _read_answer(reader: asyncssh.SSHReader[bytes]) -> str:
+    answer = bytearray()
+    while data := await reader.read(1 << 16):
+        answer += data
+        if len(answer) > MAX_ANSWER_BYTES:
+            raise _too_long()
+    return answer.decode("utf-8", "replace")
+
+
+def _too_long() -> AgentError:
+    return AgentError(f"the host sent more than {MAX_ANSWER_BYTES >> 20} MB in one answer")
 
 
 def _read_key(path: Path) -> asyncssh.SSHKey:

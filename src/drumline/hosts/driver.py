@@ -19,6 +19,7 @@ import asyncssh
 from drumline.hosts.agent import wire
 from drumline.hosts.agent.wire import AttemptStatus
 from drumline.hosts.connection import (
+    AgentError,
     Connection,
     ConnectionLost,
     HostKeyChanged,
@@ -31,7 +32,7 @@ from drumline.hosts.connection import (
 )
 from drumline.hosts.host_files import burn_in_command
 from drumline.hosts.log_segments import LogWriter, received_size, rename_log
-from drumline.hosts.remote import AgentError, RemoteAgent
+from drumline.hosts.remote import RemoteAgent
 from drumline.hosts.values import (
     Admit,
     HostAssignment,
@@ -365,8 +366,10 @@ class HostRunner:
                     self._record_status_time()
 
     def _append_to_log(self, log: LogWriter, line: wire.WatchLine) -> None:
-        if line.offset > log.size:
+        start = line.offset - line.skipped
+        if start > log.size:
             raise AgentError(f"the log continues at {line.offset}, but {log.size} was expected")
+        log.skip_to(line.offset)
         data = base64.b64decode(line.log or "")[log.size - line.offset :]
         log.append(data, self._resources.clock() if line.at is None else line.at)
         self._log_tail = (self._log_tail + data)[-TAIL_BYTES:]

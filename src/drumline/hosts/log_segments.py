@@ -174,6 +174,12 @@ class LogWriter:
             view = view[written:]
             self.size += written
 
+    def skip_to(self, offset: int) -> None:
+        """Leave out the bytes before an offset. Do nothing if they were received."""
+        if offset > self.size:
+            self.size = offset
+            self._begin_segment()
+
     def _record_time(self, time: float) -> None:
         if self._last_pair is not None:
             offset, last_time = self._last_pair
@@ -195,7 +201,7 @@ class LogWriter:
         self.close()
         segment = Segment(self.size, self._path.with_name(f"{self._path.name}@{self.size}"), 0)
         self._segments.append(segment)
-        for old in self._segments[1:-TAIL_SEGMENTS]:
+        for old in self._segments[1:-TAIL_SEGMENTS] if self._limit is not None else ():
             old.path.unlink(missing_ok=True)
             old.times.unlink(missing_ok=True)
             self._segments.remove(old)

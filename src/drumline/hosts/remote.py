@@ -19,9 +19,8 @@ from pydantic import (
     create_model,
 )
 
-from drumline.errors import HostError
 from drumline.hosts.agent.wire import EXEC, WATCH, Command, Message, WatchLine, decode, encode
-from drumline.hosts.connection import Connection
+from drumline.hosts.connection import AgentError, Connection
 from drumline.hosts.host_files import AGENT, AGENT_FILE, AGENT_SHA, burn_in_file
 from drumline.hosts.values import CompletedCommand, Output
 
@@ -41,10 +40,6 @@ draft = os.path.join(folder, "%s.%d" % (sys.argv[1], os.getpid()))
 with open(draft, "wb") as file: file.write(data)
 os.replace(draft, os.path.join(folder, sys.argv[1]))
 """
-
-
-class AgentError(HostError):
-    """The agent failed. The text is the last line of its output."""
 
 
 class RemoteAgent:

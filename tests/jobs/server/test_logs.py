@@ -287,7 +287,7 @@ def test_missing_bytes_are_reported_in_place(shelf: Shelf) -> None:
     for query in ({}, {"times": True}):
         output = shelf.read(**query)
         assert len(output) < 2 * MIN_LIMIT
-        assert output.count(b"bytes are not kept: the log has reached its limit\n") == 1
+        assert output.count(b"bytes are not kept: the log exceeds its limit of size or rate\n") == 1
         assert output.endswith(line)
 
 

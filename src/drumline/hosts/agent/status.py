@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
+ROUND_BYTES, ROUND_SECONDS = 1_000_000, 1.0
+"""The bytes of the log, and the seconds, after which a round of `watch` sends the status. A slow
+link must not delay it. A round every POLL_SECONDS sends 10 MB of log per second at most."""
+MAX_BACKLOG_BYTES, RESUME_BYTES = 256_000_000, 64_000_000
+"""If more of the log waits to be sent, which takes 26 s, all but the newest 6 s are skipped.
+Otherwise the server would receive the log, and the exit after it, later and later."""
 BURN_IN_FIELDS = ("verdict", "seconds", "said")
 WATCHED_FILES = (
     "program.json",
@@ -187,22 +193,36 @@ def program_runs(folder: str) -> bool:
 
 
 def watch(folder: str, offset: str) -> None:
-    """Send the log from an offset, and the status at each change, until disconnected."""
+    """Send the log from an offset, and the status at each change, until disconnected.
+
+    Each round sends a part of the log and then the status, so that a program that logs faster than
+    the link carries does not delay its status.
+    """
     position = int(offset)
     initial_size, times = log_size(folder), growth_times(folder)
     send(WatchLine(log_size=initial_size))
     previous_stamps: list[tuple[int, int] | None] | None = None
+    status: AttemptStatus | None = None
     sent_status: AttemptStatus | None = None
     sent_at, checked_at = time.monotonic(), 0.0
     segment_end, segment_time = 0, 0.0
+    skipped = 0
+    log_end_at_exit: int | None = None
     while True:
         # The status is read before the log: an exit is sent only after the whole log up to it.
         stamps = [_file_stamp(os.path.join(folder, name)) for name in WATCHED_FILES]
-        status = sent_status
         if stamps != previous_stamps or time.monotonic() > checked_at + 1:
             status = attempt_status(folder)
             previous_stamps, checked_at = stamps, time.monotonic()
-        while True:
+        log_end = log_size(folder)
+        if log_end_at_exit is None and status is not None and status.state == "exited":
+            log_end_at_exit = log_end
+        if log_end - position > MAX_BACKLOG_BYTES:
+            skipped += log_end - RESUME_BYTES - position
+            position = log_end - RESUME_BYTES
+        round_end, deadline = position + ROUND_BYTES, time.monotonic() + ROUND_SECONDS
+        data = b"the first piece"
+        while data and position < round_end and time.monotonic() < deadline:
             # Bytes from before this call have the time that was recorded for them.
             size, written_at = CHUNK_BYTES, time.time()
             if position < initial_size:
@@ -210,12 +230,14 @@ def watch(folder: str, offset: str) -> None:
                     segment_end, segment_time = next(times)
                 size, written_at = min(CHUNK_BYTES, segment_end - position), segment_time
             data = read_log(folder, position, size)
-            if not data:
-                break
-            send(WatchLine(log=base64.b64encode(data).decode(), offset=position, at=written_at))
-            position += len(data)
-            sent_at = time.monotonic()
-        if status != sent_status:
+            if data:
+                text = base64.b64encode(data).decode()
+                send(WatchLine(log=text, offset=position, skipped=skipped, at=written_at))
+                position += len(data)
+                skipped = 0
+                sent_at = time.monotonic()
+        log_sent = not data or log_end_at_exit is None or position >= log_end_at_exit
+        if status != sent_status and log_sent:
             send(WatchLine(status=status))
             sent_status = status
             sent_at = time.monotonic()

@@ -160,13 +160,15 @@ class WatchLine(Message):
     log: str | None = None
     """Bytes of the log, in base64."""
     offset: int = 0
+    skipped: int = 0
+    """The number of bytes before these that were left out, because the log grows too fast."""
     at: float | None = None
     """The time at which the bytes were written, by the clock of the host."""
     status: AttemptStatus | None = None
     log_size: int | None = None
     beat: float | None = None
 
-    BOUNDS = {"offset": (0, None), "at": (0, 1e11)}  # noqa: RUF012
+    BOUNDS = {"offset": (0, 1 << 60), "skipped": (0, 1 << 60), "at": (0, 1e11)}  # noqa: RUF012
 
 
 class KeepAlive(Message):

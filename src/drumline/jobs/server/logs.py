@@ -309,7 +309,7 @@ class _HostReader:
         missing = start - self._offset
         if missing <= 0:
             return b""
-        notice = b"--- %d bytes are not kept: the log has reached its limit\n"
+        notice = b"--- %d bytes are not kept: the log exceeds its limit of size or rate\n"
         return (b"" if self._at_line_start else b"\n") + notice % missing
 
     def lines(self) -> list[TimedLine]:
