@@ -84,6 +84,38 @@ def test_a_different_version_of_the_server_is_reported_once(
     assert len(captured.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["list", "--json"], 0),
+        (["show", "4", "--json"], 0),
+        (["server", "status", "--json"], 0),
+        (["cancel", "4", "--json"], 2),  # an older server may lack a route
+    ],
+)
+def test_every_answer_of_another_version_names_it_and_the_restart_on_stderr(
+    server: Any, drumline: Run, a_job: Make, capsys: Printed, arguments: list[str], code: int
+) -> None:
+    server.holds(a_job("000004"))
+    server.version = "0.0.7"
+    assert drumline(*arguments) == code
+    captured = capsys.readouterr()
+    assert captured.err.count("the running server is version 0.0.7") == 1
+    assert captured.err.count("drumline server stop") == 1
+    assert "0.0.7" not in captured.out
+    if code == 0:
+        json.loads(captured.out)
+
+
+def test_a_server_of_another_version_is_stopped_without_a_warning(
+    server: Any, drumline: Run, capsys: Printed
+) -> None:
+    server.version = "0.0.7"
+    server.answers["POST /stop"] = (500, {"error": "no"})
+    assert drumline("server", "stop") == 2
+    assert capsys.readouterr().err == "no\n"
+
+
 def test_an_error_of_the_server_is_one_message(server: Any, drumline: Run, capsys: Printed) -> None:
     server.answers["GET /jobs"] = (500, b"Internal Server Error")
     assert drumline("list") == 2

@@ -46,11 +46,25 @@ def _control(verb: str, **parameters: Any) -> dict[str, Any]:
     from drumline.cloud.emulator.launch import EmulatorError, control
 
     if _url() is None:
-        _fail(NOT_RUNNING)
+        _fail(_absence())
+    _warn_of_version()
     try:
         return control(_home(), verb, **parameters)
     except EmulatorError as error:
         _fail(str(error))
+
+
+def _absence() -> str:
+    from drumline.cloud.emulator.launch import absence, is_running
+
+    return absence(_home()) if is_running(_home()) else NOT_RUNNING
+
+
+def _warn_of_version() -> None:
+    from drumline.cloud.emulator.launch import version_warning
+
+    if warning := version_warning(_home()):
+        typer.echo(warning, err=True)
 
 
 @app.command()
@@ -64,6 +78,7 @@ def start(as_json: AsJson = False) -> None:
         url = ensure_running(_home())
     except EmulatorError as error:
         _fail(str(error))
+    _warn_of_version()
     typer.echo(json.dumps({"url": url, "home": str(_home())}) if as_json else f"running at {url}")
 
 
@@ -75,7 +90,7 @@ def status(as_json: AsJson = False) -> None:
         if as_json:
             typer.echo(json.dumps({"running": False}))
         else:
-            typer.echo(NOT_RUNNING, err=True)
+            typer.echo(_absence(), err=True)
         raise typer.Exit(1)
     state = _control("status")
     if as_json:

@@ -46,7 +46,7 @@ class EmulatorCredentials:
         del rejected
         access = launch.find(self._home)
         if access is None:
-            raise CloudError(_not_running(self._home))
+            raise CloudError(launch.absence(self._home))
         return access.token
 
 
@@ -60,11 +60,7 @@ class _EmulatorTransport(httpx.AsyncHTTPTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         access = launch.find(self._home)
         if access is None:
-            raise httpx.ConnectError(_not_running(self._home), request=request)
+            raise httpx.ConnectError(launch.absence(self._home), request=request)
         address = httpx.URL(access.url)
         request.url = request.url.copy_with(host=address.host, port=address.port)
         return await super().handle_async_request(request)
-
-
-def _not_running(home: Path) -> str:
-    return f"no emulator runs in {home}; drumline emulator start starts it"

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 from drumline.jobs.connection import (
     RESPONSE_SECONDS,
+    STOP,
     Json,
     NoServer,
     Refused,
@@ -358,7 +359,7 @@ class Client:
     def stop_server(self) -> bool:
         """Stop the server and wait until it has closed its files. Return False if none ran."""
         try:
-            self._server.call_running("POST", "/stop")
+            self._server.call_running("POST", STOP)
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except ServerDisconnected:

@@ -44,6 +44,7 @@ MAX_SOCKET_PATH = 103
 # Headers about the server itself, in every response.
 VERSION_HEADER = "Drumline-Version"
 ORPHANS_HEADER = "Drumline-Strays"
+STOP = "/stop"
 
 # The server outlives the command, and its children (emulated hosts) inherit its environment. So it
 # gets the variables that it needs, and not every token in the shell of the first command.
@@ -246,7 +247,6 @@ class ServerConnection:
                     message = f"{error}; drumline list shows whether the request was executed"
                     raise Refused(message) from error
             else:
-                self._warn_of_server()
                 return response
             if time.monotonic() > deadline:
                 raise NoServer(f"the server exits repeatedly; see {self.log}")
@@ -291,7 +291,6 @@ class ServerConnection:
                 response, window = self._send(connection, "POST", path, body), _Window()
             else:
                 response, window = self._send_stream(connection, path, body, source)
-            self._warn_of_server()
             rest = b""
             while data := response.read_some():
                 *lines, rest = (rest + data).split(b"\n")
@@ -364,10 +363,13 @@ class ServerConnection:
         headers = response.headers
         orphan_count = int(headers.get(ORPHANS_HEADER.lower(), 0))
         self._server = headers.get(VERSION_HEADER.lower()), orphan_count
-        if response.status < 400:
-            return response
         if response.status == 503:
             raise ServerExiting("the server is exiting")
+        if path != STOP:
+            # Also before an error, which the other version may have caused.
+            self._warn_of_server()
+        if response.status < 400:
+            return response
         try:
             message = str(json.loads(response.read())["error"])
         except (ValueError, KeyError, TypeError):

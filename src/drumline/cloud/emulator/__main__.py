@@ -23,6 +23,7 @@ from typing import IO
 import uvicorn
 from starlette.applications import Starlette
 
+from drumline import __version__
 from drumline.cloud import serving
 from drumline.cloud.emulator.api import control, rest, storage
 from drumline.cloud.emulator.api.login import Login
@@ -140,6 +141,7 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
     endpoint = json.dumps(
         {
             "pid": os.getpid(),
+            "version": __version__,
             "url": url,
             "token": token,
             "storage": f"{url}{storage_path}",

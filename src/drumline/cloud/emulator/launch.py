@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from drumline import __version__
 from drumline.errors import CloudError
 
 ENDPOINT = "endpoint.json"
@@ -27,7 +28,10 @@ ENDPOINT = "endpoint.json"
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _RESPONSE_SECONDS = 30.0
-
+# An emulator writes its endpoint file seconds after it has taken the lock, and restores it within
+# a second. Then nothing can find it.
+_ENDPOINT_SECONDS = 20.0
+RESTART = "drumline emulator stop, then drumline emulator start"
 
 # The emulator outlives this process. If it ends first, its parent must reap it.
 _started: list["subprocess.Popen[bytes]"] = []
@@ -45,6 +49,8 @@ class Access(NamedTuple):
     pid: int
     storage: str = ""
     """The URL of its Cloud Storage API, which is secret and replaces a token."""
+    version: str = ""
+    """The version of Drumline; empty for one that did not write it yet."""
 
 
 def find(home: Path) -> Access | None:
@@ -55,9 +61,12 @@ def find(home: Path) -> Access | None:
     """
     try:
         saved = json.loads((home / ENDPOINT).read_text())
-        url, token, pid = str(saved["url"]), str(saved["token"]), int(saved["pid"])
-        access = Access(url, token, pid, str(saved.get("storage", "")))
-    except (OSError, ValueError, KeyError, TypeError):
+        # The first emulators had no token.
+        url, token, pid = str(saved["url"]), str(saved.get("token", "")), int(saved["pid"])
+        access = Access(
+            url, token, pid, str(saved.get("storage", "")), str(saved.get("version", ""))
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return access if _lock_is_held(home) else None
 
@@ -75,17 +84,48 @@ def endpoint(home: Path) -> str | None:
     return access.url
 
 
+def version_warning(home: Path) -> str:
+    """Return a sentence if the running emulator has another version, else an empty text."""
+    access = find(home)
+    if access is None or access.version == __version__:
+        return ""
+    return f"{_describe(access)}, this command is {__version__}; to restart it, run {RESTART}"
+
+
+def absence(home: Path) -> str:
+    """Return the reason why no emulator answers in a home, and the command that helps."""
+    if not _lock_is_held(home):
+        return f"no emulator runs in {home}; drumline emulator start starts it"
+    if access := find(home):
+        return f"{_describe(access)} and does not answer; to restart it, run {RESTART}"
+    return (
+        f"an emulator runs in {home}, but its {ENDPOINT} cannot be read; "
+        f"to restart it, run {RESTART}"
+    )
+
+
+def _describe(access: Access) -> str:
+    version = f"version {access.version}" if access.version else "an older version"
+    return f"the running emulator (process {access.pid}) is {version}"
+
+
+def is_running(home: Path) -> bool:
+    """Return True if an emulator runs, even if it cannot be called."""
+    return _lock_is_held(home)
+
+
 def ensure_running(home: Path) -> str:
     """Return the base URL of the emulator of a home, and start it if it does not run.
 
-    It runs in its own session and outlives the caller. Concurrent callers start only one.
+    It runs in its own session and outlives the caller. Concurrent callers start only one. One whose
+    endpoint file stays unreadable is replaced, because nothing can call it.
     """
     if url := endpoint(home):
         return url
     make_private(home)
     with open(home / "launch.lock", "w", opener=open_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if url := endpoint(home):
+        if url := _await_running(home):
             return url
         with open(home / "log", "ab", opener=open_private) as log:
             process = subprocess.Popen(
@@ -109,26 +149,51 @@ def ensure_running(home: Path) -> str:
         raise EmulatorError(f"the emulator does not answer; see {home / 'log'}")
 
 
+def _await_running(home: Path) -> str | None:
+    """Wait until the running emulator answers or has exited. Return its URL if it answers."""
+    deadline = time.monotonic() + _ENDPOINT_SECONDS
+    while _lock_is_held(home):
+        if url := endpoint(home):
+            return url
+        if time.monotonic() > deadline:
+            if find(home):
+                raise EmulatorError(absence(home))
+            stop(home)
+        time.sleep(0.05)
+    return None
+
+
 def stop(home: Path) -> bool:
-    """Stop the emulator of a home and all its hosts. Return False if none runs."""
-    access = find(home)
-    if access is None:
+    """Stop the emulator of a home, of any version, and all its hosts. Return False if none runs."""
+    if not _lock_is_held(home):
         return False
+    access = find(home)
+    pid = access.pid if access else _running_process(home)
+    if pid is None:
+        raise EmulatorError(
+            f"an emulator runs in {home}, but its {ENDPOINT} cannot be read and its process was not"
+            " found; end the process whose command line has drumline.cloud.emulator"
+        )
     try:
-        _call(access, "stop")
+        if access is None:
+            os.kill(pid, signal.SIGTERM)
+        else:
+            _call(access, "stop")
+    except ProcessLookupError:
+        pass
     except EmulatorError:
-        # It hangs or is exiting. The process in the file holds the lock.
+        # It hangs, is exiting or is older. The process in the file holds the lock.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(access.pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
     while _lock_is_held(home):
         if time.monotonic() > deadline:
             # Its hosts exit when it dies.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(access.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
     for process in _started:
-        if process.pid == access.pid:
+        if process.pid == pid:
             process.wait()
     return True
 
@@ -137,7 +202,7 @@ def control(home: Path, verb: str, **arguments: Any) -> dict[str, Any]:
     """Call the control `/emulator/<verb>`."""
     access = find(home)
     if access is None:
-        raise EmulatorError(f"no emulator runs in {home}")
+        raise EmulatorError(absence(home))
     return _call(access, verb, **arguments)
 
 
@@ -194,6 +259,18 @@ def _lock_is_held(home: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def _running_process(home: Path) -> int | None:
+    """Return the process of the emulator of a home by its command line, where there is /proc."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command, _, rest = os.fsdecode(file.read_bytes()).partition("\0--home\0")
+            folder = rest.partition("\0")[0]
+            is_emulator = "drumline.cloud.emulator" in command and folder
+            if is_emulator and os.path.realpath(folder) == os.path.realpath(home):
+                return int(file.parent.name)
+    return None
 
 
 def open_private(path: str, flags: int) -> int:

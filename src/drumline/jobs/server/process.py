@@ -76,6 +76,8 @@ def start_emulator(config: Config) -> None:
             launch.ensure_running(Folders(config.home).emulator)
         except launch.EmulatorError as error:
             raise RequestError(f"the emulator does not start: {error}", 502) from None
+        if warning := launch.version_warning(Folders(config.home).emulator):
+            log.warning("%s", warning)
 
 
 def ssh_key(folders: Folders, slices: Sequence[str] | None = None) -> str:
