@@ -28,28 +28,31 @@ def main() -> int:
     steps = 10 * count + 20
     with tempfile.TemporaryDirectory() as folder, a_world(Path(folder)) as world:
         start = time.monotonic()
-        first = train(world, config, steps=steps, save_every=SAVE_EVERY)
-        undisturbed = parameters(world, first, timeout=600)
+        undisturbed_job = train(world, config, steps=steps, save_every=SAVE_EVERY)
+        undisturbed = parameters(world, undisturbed_job, timeout=600)
         undisturbed_seconds = time.monotonic() - start
         start = time.monotonic()
-        job = train(world, config, steps=steps, save_every=SAVE_EVERY)
+        disturbed_job = train(world, config, steps=steps, save_every=SAVE_EVERY)
         disturbances = draw_disturbances(count, steps, rng)
-        attempts = disturb(Target(world, job, rng), disturbances, timeout=600)
-        disturbed = parameters(world, job, timeout=600)
+        attempts = disturb(Target(world, disturbed_job, rng), disturbances, timeout=600)
+        disturbed = parameters(world, disturbed_job, timeout=600)
         disturbed_seconds = time.monotonic() - start
-        shown = world.client.show(job)
+        disturbed_report = world.client.show(disturbed_job)
     print(f"{'attempt':>7}  {'what':32}{'it ended as':20}{'steps':>12}")
     for disturbance, attempt in zip(disturbances, attempts, strict=True):
         course = attempt["course"]
         steps_run = f"{course['resumed'] or 0:.0f} to {course['step']:.0f}" if course else "none"
         print(f"{attempt['number']:>7}  {disturbance!s:32}{attempt['outcome']:20}{steps_run:>12}")
     print(f"{'steps':32}{steps:>8}")
-    print(f"{'steps repeated':32}{shown['steps_again'] or 0:>8}")
+    print(f"{'steps repeated':32}{disturbed_report['steps_again'] or 0:>8}")
     print(f"{'seconds undisturbed':32}{undisturbed_seconds:>8.0f}")
     print(f"{'seconds with all disturbances':32}{disturbed_seconds:>8.0f}")
-    same = disturbed == undisturbed
-    print(f"parameters {disturbed}, undisturbed {undisturbed}: {'the same' if same else 'OTHERS'}")
-    return 0 if same else 1
+    identical = disturbed == undisturbed
+    print(
+        f"parameters {disturbed}, undisturbed {undisturbed}: "
+        f"{'the same' if identical else 'OTHERS'}"
+    )
+    return 0 if identical else 1
 
 
 if __name__ == "__main__":
