@@ -31,7 +31,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # the simulation is in the tests
 
 from tests.simulation import hosts, programs
-from tests.simulation.cloud import SimulatedCloud, Weather
+from tests.simulation.cloud import Conditions, SimulatedCloud
 from tests.simulation.environment import Environment, RandomStreams, Stream
 from tests.simulation.hosts import HostRun
 from tests.simulation.loop import SimulatedLoop
@@ -87,7 +87,7 @@ def trace(stream: Stream, up_fraction: float, hours: float) -> Iterator[tuple[bo
     sigma = 1.0
     mean_up = hours * HOUR * math.exp(sigma**2 / 2)
     mean_down = mean_up * (1 - up_fraction) / up_fraction
-    has_capacity = stream.chance(up_fraction)
+    has_capacity = stream.bernoulli(up_fraction)
     while True:
         mean_seconds = mean_up if has_capacity else mean_down
         yield has_capacity, mean_seconds * stream.lognormvariate(-(sigma**2) / 2, sigma)
@@ -104,7 +104,7 @@ class SpotWorld:
         asyncio.set_event_loop(self.loop)
         self.environment = Environment(self.loop, streams)
         self.cloud = SimulatedCloud(self.environment, ZONES, 0)
-        self.cloud.weather = Weather(failing=0.002)
+        self.cloud.conditions = Conditions(failure_rate=0.002)
         self.server = Server(self.environment, self.cloud, home, SETTINGS)
         climate_indices = list(range(3))
         streams["zones"].shuffle(climate_indices)
@@ -127,7 +127,7 @@ class SpotWorld:
             if not has_capacity:
                 for node in self.cloud.ready_nodes(zone):
                     self.cloud.preempt(node, stream.choice((0.0, 30.0)))
-            self.cloud.stir()
+            self.cloud.notify()
             await asyncio.sleep(seconds)
 
     # The steps of scripts -------------------------------------------------------------------------
@@ -303,12 +303,12 @@ def measure(case: tuple[int, str, int, float]) -> Figures:
             world.loop.run_until_complete(run_jobs())
             world.server.kill()
     except RuntimeError:
-        if not environment.broken:  # a violated invariant stops the loop
+        if not environment.violations:  # a violated invariant stops the loop
             raise
     finally:
         shutil.rmtree(home)
-    if environment.broken:
-        raise RuntimeError(environment.broken[0])
+    if environment.violations:
+        raise RuntimeError(environment.violations[0])
     useful_seconds = [
         environment.buckets[job].useful_seconds for job in JOBS if job in environment.buckets
     ]
@@ -319,7 +319,12 @@ def measure(case: tuple[int, str, int, float]) -> Figures:
         paid_hours += hours
         dollars += hours * CHIPS * (rate.per_chip_hour if rate else math.nan)
     return Figures(
-        climate, policy, sum(useful_seconds) / HOUR, paid_hours, dollars, len(environment.taken)
+        climate,
+        policy,
+        sum(useful_seconds) / HOUR,
+        paid_hours,
+        dollars,
+        len(environment.interrupted_slices),
     )
 
 

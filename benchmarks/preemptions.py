@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.jobs.world import a_world
+from tests.jobs.installation import temporary_installation
 from tests.stories.disturbances import Target, disturb, draw_disturbances, parameters, train
 
 SAVE_EVERY = 7
@@ -26,18 +26,21 @@ def main() -> int:
     config = sys.argv[2] if len(sys.argv) > 2 else "digits"
     rng = random.Random(int(sys.argv[3]) if len(sys.argv) > 3 else 0)  # noqa: S311
     steps = 10 * count + 20
-    with tempfile.TemporaryDirectory() as folder, a_world(Path(folder)) as world:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        temporary_installation(Path(folder)) as installation,
+    ):
         start = time.monotonic()
-        undisturbed_job = train(world, config, steps=steps, save_every=SAVE_EVERY)
-        undisturbed = parameters(world, undisturbed_job, timeout=600)
+        undisturbed_job = train(installation, config, steps=steps, save_every=SAVE_EVERY)
+        undisturbed = parameters(installation, undisturbed_job, timeout=600)
         undisturbed_seconds = time.monotonic() - start
         start = time.monotonic()
-        disturbed_job = train(world, config, steps=steps, save_every=SAVE_EVERY)
+        disturbed_job = train(installation, config, steps=steps, save_every=SAVE_EVERY)
         disturbances = draw_disturbances(count, steps, rng)
-        attempts = disturb(Target(world, disturbed_job, rng), disturbances, timeout=600)
-        disturbed = parameters(world, disturbed_job, timeout=600)
+        attempts = disturb(Target(installation, disturbed_job, rng), disturbances, timeout=600)
+        disturbed = parameters(installation, disturbed_job, timeout=600)
         disturbed_seconds = time.monotonic() - start
-        disturbed_report = world.client.show(disturbed_job)
+        disturbed_report = installation.client.show(disturbed_job)
     print(f"{'attempt':>7}  {'what':32}{'it ended as':20}{'steps':>12}")
     for disturbance, attempt in zip(disturbances, attempts, strict=True):
         course = attempt["course"]

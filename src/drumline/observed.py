@@ -202,6 +202,8 @@ class ListedPlacement:
     being_deleted: bool = False
     may_run: bool = False
     """True if one of its hosts may still run a program, even if the placement is lost."""
+    maintenance: str = ""
+    """The cloud's words for a maintenance of a slice that exists; empty if there is none."""
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:

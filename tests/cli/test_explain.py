@@ -55,7 +55,7 @@ def explain(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return Explain(capsys, monkeypatch)
 
 
-def test_a_person_reads_the_meaning_the_reaction_and_what_to_do(explain: Explain) -> None:
+def test_explain_prints_the_meaning_the_reaction_and_the_fix(explain: Explain) -> None:
     code, out, _ = explain(STOCKOUT, "--api", "--http", "429")
     assert code == 0
     meaning, words, reaction, advice = out.splitlines()
@@ -111,18 +111,26 @@ def test_every_form_of_an_answer_is_understood(explain: Explain, text: str) -> N
         ("INVALID_ARGUMENT: nonsense", [], "invalid", "stop"),
         ("nonsense", ["--http", "400"], "invalid", "stop"),
         ("nonsense", ["--http", "400", "--status", "INTERNAL"], "transient", "later"),
-        ("nonsense", [], "transient", "later"),
-        (b"\xff\xfe\x00{{{[[[", [], "transient", "later"),
+        ("nonsense", [], "transient", "next zone"),
+        (b"\xff\xfe\x00{{{[[[", [], "transient", "next zone"),
+        ("TPU VM create failed: deadline exceeded", [], "transient", "later"),
+        (
+            "Resource has been exhausted (e.g. check quota).",
+            ["--http", "429"],
+            "quota",
+            "next zone",
+        ),
+        ("", ["--status", "RESOURCE_EXHAUSTED"], "stockout", "next zone"),
     ],
 )
-def test_codes_decide_where_words_do_not(
+def test_the_code_decides_if_the_text_does_not(
     explain: Explain, text: str | bytes, options: list[str], means: str, action: str
 ) -> None:
     explained = explain.api(text, *options)
     assert (explained["means"], explained["action"]) == (means, action)
 
 
-def test_says_has_the_words_of_the_cloud_and_what_to_do(explain: Explain) -> None:
+def test_says_has_the_clouds_message_and_the_fix(explain: Explain) -> None:
     text = "Permission 'tpu.nodes.create' denied on 'projects/p' (or it may not exist)."
     says = explain.api(text, "--http", "403")["says"]
     assert text in says
@@ -151,6 +159,21 @@ def test_a_mistake_is_one_sentence(explain: Explain, options: list[str], message
     assert not out
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["[]", "{}", '{"name": "n", "state": "READY"}', '{"name": "o", "done": true, "response": {}}'],
+)
+def test_an_answer_without_an_error_is_not_explained(explain: Explain, answer: str) -> None:
+    code, out, err = explain(answer, "--api")
+    assert (code, out) == (2, "")
+    assert "reports no error" in err
+
+
+def test_a_listed_node_that_was_preempted_is_explained(explain: Explain) -> None:
+    explained = explain.api('{"name": "n", "state": "PREEMPTED"}')
+    assert (explained["means"], explained["action"]) == ("preempted", "another slice")
 
 
 def test_escape_sequences_do_not_reach_the_terminal(explain: Explain) -> None:

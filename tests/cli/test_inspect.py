@@ -95,7 +95,7 @@ def test_program_is_the_command_that_need_not_be_named(capsys: pytest.CaptureFix
     assert read(capsys) == named
 
 
-def test_what_it_takes_on_a_slice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_estimate_for_a_slice(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("inspect", "layer.py:product", *CHAPTER, *ON_CPU, "--on", "v5litepod-8") == 0
     estimate, _, communication = capsys.readouterr().out.partition("\n\n")
     assert len(estimate.splitlines()) <= 10
@@ -104,7 +104,7 @@ def test_what_it_takes_on_a_slice(capsys: pytest.CaptureFixture[str]) -> None:
     assert communication.startswith("product sends ")
 
 
-def test_what_it_takes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_estimate_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("layer.py:product", *CHAPTER, *ON_CPU, "--on", "v5litepod-8", "--json")
     assert run("inspect", *words) == 0
     report = read(capsys)
@@ -222,6 +222,26 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(
         lines = capsys.readouterr().err.splitlines()
         assert "nowhere/t.png" in lines[-1]
         assert not any("Traceback" in line for line in lines)
+
+
+def test_prices_are_those_of_the_zones_in_the_settings(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRUMLINE_HOME", str(tmp_path))
+    settings = "cloud: google\nproject: lab-tpu-1\nzones: [europe-west4-a]\n"
+    (tmp_path / "config.yaml").write_text(settings)
+    slices = ("--on", "v5litepod-8", "--on", "v6e-8")
+    assert run("inspect", PRODUCT, *CHAPTER, *ON_CPU, *slices, "--json") == 0
+    choices = read(capsys)["choices"]
+    assert {choice["zone"] for choice in choices} == {"europe-west4-a"}
+
+
+def test_the_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("inspect", "--help"), ("inspect", "program", "--help")):
+        assert run(*words) == 0
+        out = capsys.readouterr().out
+        assert "  drumline inspect --example models/lm-1b3-fsdp --on v6e-8\n" in out
+        assert "--shapes 'bf16[1024,2048]@X,Y'" in out
 
 
 def test_the_help_names_the_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:

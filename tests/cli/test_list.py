@@ -128,12 +128,80 @@ def test_a_list_of_80_columns_has_status_and_note(
     assert "3rd zone of 4" in waiting
 
 
-def test_colour_changes_no_word(afternoon: list[dict[str, Any]]) -> None:
+def test_colour_changes_no_text(afternoon: list[dict[str, Any]]) -> None:
     from drumline.cli.rendering.text import sanitize
 
     coloured = list_lines(afternoon, colour=True)
     assert "\x1b[32m" in coloured[1]
     assert [sanitize(line) for line in coloured] == list_lines(afternoon)
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (
+            {"reason": "2 failures, the last of the program on host 1 of 2: boom", "failures": 2},
+            "2 failures, the last of the program on host 1 of 2: boom",
+        ),
+        (
+            {"reason": "11 bad hosts, the last: host 0: gone", "bad_hosts": 11, "failures": 1},
+            "11 bad hosts, the last: host 0: gone · 1 failure",
+        ),
+        (
+            {"reason": "1 failure of the program on host 0 of 1: x", "failures": 1,
+             "preemptions": 3},
+            "1 failure of the program on host 0 of 1: x · 3 preemptions",
+        ),
+    ],
+)  # fmt: skip
+def test_the_note_of_a_failed_job_has_each_count_once(
+    a_job: Make, changes: dict[str, Any], note: str
+) -> None:
+    failed = a_job(status="FAILED", **{"preemptions": 0, "progress": None, **changes})
+    assert list_lines([failed])[1].endswith(f"–         {note}")
+
+
+def listed(lines: list[str]) -> list[str]:
+    """The ids in the rows of a table."""
+    return [line.split()[0] for line in lines[1:-1] if not line.startswith("…")]
+
+
+@pytest.fixture
+def mixed(a_job: Make) -> list[dict[str, Any]]:
+    """Ended jobs around a running one, a cancelled one with its slice, and a waiting one."""
+    free = {"chips_held": 0, "cost_per_hour": None}
+    return [
+        a_job("000001", status="FAILED", **free),
+        a_job("000002"),
+        a_job("000003", status="SUCCEEDED", **free),
+        a_job("000004", status="CANCELLED"),
+        a_job("000005", status="WAITING", **free),
+        a_job("000006", status="FAILED", **free),
+    ]
+
+
+def test_active_jobs_come_first_and_then_the_newest_ended_ones(mixed: list[dict[str, Any]]) -> None:
+    order = ["000002", "000004", "000005", "000006", "000003", "000001"]
+    assert listed(list_lines(mixed)) == order
+    assert listed(list_lines(mixed, columns=200, rows=7)) == order[:4]
+
+
+def test_watch_puts_active_jobs_first(
+    server: Any,
+    mixed: list[dict[str, Any]],
+    drumline: Run,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.holds(*mixed)
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("drumline.cli.jobs.time.sleep", interrupt)
+    assert drumline("list", "--watch") == 130
+    out = capsys.readouterr().out.splitlines()
+    assert [line[:6] for line in out[1:4]] == ["000002", "000004", "000005"]
 
 
 def test_a_short_terminal_gets_the_first_jobs_and_the_summary(a_job: Make) -> None:

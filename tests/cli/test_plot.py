@@ -58,6 +58,17 @@ def test_a_drawing_has_the_interruption_of_each_attempt(history: dict[str, Any])
     assert drawing.notes == ("3 attempts", "1 preempted", "1 stuck", "11 steps repeated")
 
 
+def test_a_plot_counts_the_attempts_that_reported_no_step(history: dict[str, Any]) -> None:
+    silent = {"number": 4, "outcome": "set-up failed", "course": None}
+    history["attempts"].insert(2, silent | {"outcome": "preempted"})
+    history["attempts"].append(silent)
+    drawing = draw(history, None)
+    assert drawing.notes[:4] == ("5 attempts", "2 preempted", "1 stuck", "1 set-up failed")
+    assert len(drawing.interruptions) == 2, "only attempts with steps have a place"
+    history["points"] = [point for point in history["points"] if point["attempt"] == 1]
+    assert "5 attempts" in chart_lines(draw(history, None), columns=80, rows=20)[-1]
+
+
 def test_a_chart_has_axes_curves_and_interruptions(history: dict[str, Any]) -> None:
     lines = chart_lines(draw(history, None), columns=80, rows=20)
     assert len(lines) <= 20

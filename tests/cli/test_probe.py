@@ -15,21 +15,21 @@ import pytest
 from drumline.cloud.emulator import launch
 from drumline.jobs.config import read
 from drumline.jobs.probe import REMOVED, plan_probe, without_secrets
-from tests.jobs.world import World, a_world
+from tests.jobs.installation import Installation, temporary_installation
 
 BIN = Path(sys.executable).parent / "drumline"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with a_world(tmp_path_factory.mktemp("probe")) as made:
-        yield made
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with temporary_installation(tmp_path_factory.mktemp("probe")) as new:
+        yield new
 
 
-def probe(world: World, *options: str) -> "subprocess.Popen[str]":
+def probe(installation: Installation, *options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [BIN, "init", "--probe", "--yes", *options],
-        env=os.environ | {"DRUMLINE_HOME": str(world.home)},
+        env=os.environ | {"DRUMLINE_HOME": str(installation.home)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -43,8 +43,8 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
     return process.returncode, output
 
 
-def test_every_step_is_reported_and_nothing_is_left(world: World) -> None:
-    code, output = finish(probe(world, "--accelerator", "v4-16"))
+def test_every_step_is_reported_and_no_resource_is_left(installation: Installation) -> None:
+    code, output = finish(probe(installation, "--accelerator", "v4-16"))
     assert code == 0, output
     steps = re.findall(r"^✓ (\S+(?: \S+)*?)(?:  |$)", output, re.MULTILINE)
     assert steps == [
@@ -54,13 +54,13 @@ def test_every_step_is_reported_and_nothing_is_left(world: World) -> None:
     assert "in local-a, project local, which costs nothing" in output
     assert re.search(r"✓ SSH host 0 .*Python 3", output)
     assert "GET /v2/projects/local/locations/local-a/queuedResources/dl-probe-" in output
-    assert world.resources() == []
+    assert installation.resources() == []
     path = Path(output.strip().rpartition(": ")[2])
-    assert path.parent == world.home
+    assert path.parent == installation.home
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     report = path.read_text()
-    public_key = (world.home / "ssh" / "id_ed25519.pub").read_text().split()[1]
-    access = launch.find(world.home / "emulator")
+    public_key = (installation.home / "ssh" / "id_ed25519.pub").read_text().split()[1]
+    access = launch.find(installation.home / "emulator")
     assert access is not None
     for secret in (public_key, access.token, "emulator@local"):
         assert secret not in report
@@ -69,40 +69,40 @@ def test_every_step_is_reported_and_nothing_is_left(world: World) -> None:
     assert REMOVED in report
 
 
-def test_a_failed_step_is_explained_and_nothing_is_left(world: World) -> None:
-    world.emulator("faults", deny=["local-c"])
-    code, output = finish(probe(world, "--zone", "local-c"))
+def test_a_failed_step_is_explained_and_no_resource_is_left(installation: Installation) -> None:
+    installation.emulator("faults", deny=["local-c"])
+    code, output = finish(probe(installation, "--zone", "local-c"))
     assert code == 1
     assert "✗ login" in output
     assert "local-c" in output
     assert "the cloud's own words: " in output
     assert "you can: ask an administrator" in output
-    world.emulator("faults", clear=True)
-    assert world.resources() == []
+    installation.emulator("faults", clear=True)
+    assert installation.resources() == []
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_an_interrupted_probe_deletes_its_slice(world: World, name: str) -> None:
-    world.emulator("capacity", zone="local-b", accelerator="v4", chips=0)
-    process = probe(world, "--zone", "local-b", "--accelerator", "v4-8")
+def test_an_interrupted_probe_deletes_its_slice(installation: Installation, name: str) -> None:
+    installation.emulator("capacity", zone="local-b", accelerator="v4", chips=0)
+    process = probe(installation, "--zone", "local-b", "--accelerator", "v4-8")
     assert process.stdout is not None
     lines: list[str] = []
     while "· state" not in "".join(lines[-1:]):
         lines.append(process.stdout.readline())
         assert lines[-1], "".join(lines)
-    assert len(world.resources()) == 1
+    assert len(installation.resources()) == 1
     process.send_signal(getattr(signal, name))
     code, output = finish(process)
     assert code == 1
     assert "interrupted" in output
     assert "✓ deletion     confirmed" in output
-    assert world.resources() == []
+    assert installation.resources() == []
 
 
-def test_without_a_terminal_it_needs_yes(world: World) -> None:
+def test_without_a_terminal_it_needs_yes(installation: Installation) -> None:
     done = subprocess.run(
         [BIN, "init", "--probe"],
-        env=os.environ | {"DRUMLINE_HOME": str(world.home)},
+        env=os.environ | {"DRUMLINE_HOME": str(installation.home)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -110,7 +110,7 @@ def test_without_a_terminal_it_needs_yes(world: World) -> None:
     )
     assert done.returncode == 2
     assert "add --yes" in done.stderr
-    assert world.resources() == []
+    assert installation.resources() == []
 
 
 def test_the_plan_follows_the_quota_and_names_its_cost(tmp_path: Path) -> None:

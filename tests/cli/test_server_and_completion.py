@@ -24,7 +24,7 @@ Printed = pytest.CaptureFixture[str]
 # the server, and the whole
 
 
-def test_server_status_and_stop_start_nothing(home: Path, drumline: Run, capsys: Printed) -> None:
+def test_server_status_and_stop_start_no_server(home: Path, drumline: Run, capsys: Printed) -> None:
     assert drumline("server", "status") == 1
     assert capsys.readouterr().out.startswith(f"no server is running in {home}")
     assert drumline("server", "status", "--json") == 1

@@ -82,6 +82,49 @@ def test_show_prints_cause_attempts_and_next_steps(failed: dict[str, Any]) -> No
     ]
 
 
+def test_show_prints_how_long_a_failed_job_keeps_its_slice(failed: dict[str, Any]) -> None:
+    kept = {"name": "dl-ab-000007-1", "zone": "us-east1-d", "state": "ready", "kept_for": 250.0,
+            "held_since": NOON + 60 * 150, "per_hour": 3.1}  # fmt: skip
+    lines = show_lines(failed | {"slice": kept, "chips_held": 4}, now=NOON + 60 * 153)
+    assert lines[-2] == (
+        "slice    dl-ab-000007-1 in us-east1-d, ready, held for 3 min,"
+        " kept until 14:37 for a resume, about $3.10 an hour"
+    )
+    assert lines[-1].endswith("· drumline delete 000007 releases its slice")
+
+
+def test_show_prints_the_message_of_a_failure_once(failed: dict[str, Any]) -> None:
+    error = "train.py:7  ValueError: no"
+    failed["cause"] |= {"error": error, "tail": ["hello", "ValueError: no"], "ahead_seconds": 0.0}
+    failed["reason"] = f"3 failures, the last of the program on host 1 of 4: {error}"
+    for attempt in failed["attempts"]:
+        attempt["detail"] = f"program failed on host 1 of 4: {error}"
+    failed["attempts"][1]["detail"] = "program failed on host 0 of 4: killed by SIGKILL"
+    lines = show_lines(failed, now=NOON + 60 * 200)
+    text = "\n".join(lines)
+    assert text.count("ValueError: no") == 1
+    assert lines[1:5] == [
+        "cause    host 1 of 4, first to fail:",
+        f"         {error}",
+        "         its last lines:",
+        "           hello",
+    ]
+    assert [line.partition("  ")[2][-60:].split("  ")[-1] for line in lines[5:8]] == [
+        "program failed on host 1 of 4",
+        "program failed on host 0 of 4: killed by SIGKILL",
+        "program failed on host 1 of 4 (same error)",
+    ]
+
+
+def test_the_headline_of_a_restarting_job_leaves_the_error_to_the_cause(a_job: Make) -> None:
+    cause = {"host": 0, "hosts": 1, "error": "ValueError: no", "tail": [], "kind": "program failed"}
+    reason = "program failed on host 0 of 1: ValueError: no; starting again"
+    job = a_job(status="RECOVERING", cause=cause, reason=reason, preemptions=0, failures=1)
+    lines = show_lines(job, now=NOON)
+    assert "program failed on host 0 of 1; starting again · 1 failure" in lines[0]
+    assert "\n".join(lines).count("ValueError: no") == 1
+
+
 def test_show_prints_hosts_and_slice_of_a_running_job(a_job: Make) -> None:
     hosts = [{"index": n, "phase": "running", "error": "", "detail": ""} for n in range(16)]
     hosts[3] |= {"phase": "connecting", "detail": "connection refused"}

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from drumline.cli.access import _ssh_options
+
 Run = Callable[..., int]
 
 
@@ -20,7 +22,8 @@ FILES = {"key": "/h/my home/id", "known_hosts": "/h/my home/100%"}
 
 
 CHECKED = (
-    '-i /h/my home/id -o Port=2201 -o User=drumline -o UserKnownHostsFile="/h/my home/100%%" '
+    '-o IdentityFile="/h/my home/id" -o Port=2201 -o User=drumline '
+    '-o UserKnownHostsFile="/h/my home/100%%" '
     "-o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
 )
 
@@ -149,3 +152,15 @@ def test_invalid_arguments_of_cp_are_one_message(
     assert drumline("cp", *words) == 2
     assert capsys.readouterr().err.startswith(message)
     assert became == []
+
+
+@pytest.mark.parametrize("name", ["100%", "a b", 'a "b" c', "it's", "a\\b", "%h %d %%", "#x", "ü"])
+def test_openssh_reads_the_path_of_any_home(name: str) -> None:
+    folder = f"/h/{name}"
+    login = a_host() | {"key": f"{folder}/id", "known_hosts": f"{folder}/known"}
+    command = ["ssh", "-F", "none", "-G", *_ssh_options(login), "--", "127.0.0.1"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    options = dict(line.split(" ", 1) for line in listed.splitlines() if " " in line)
+    # `ssh -G` prints one of the paths before it replaces the tokens.
+    assert options["identityfile"].strip('"') in {f"{folder}/id", f"{folder}/id".replace("%", "%%")}
+    assert options["userknownhostsfile"].strip('"') == f"{folder}/known"

@@ -131,7 +131,7 @@ def events_of(job: dict[str, Any]) -> dict[str, Any]:
     ("statuses", "code"),
     [(["SUCCEEDED", "SUCCEEDED"], 0), (["SUCCEEDED", "FAILED"], 1), (["CANCELLED"], 1)],
 )
-def test_wait_exits_by_how_the_jobs_ended(
+def test_the_exit_code_of_wait_depends_on_the_ends_of_the_jobs(
     server: Any, a_job: Make, drumline: Run, capsys: Printed, statuses: list[str], code: int
 ) -> None:
     ids = [f"{n:06}" for n in range(1, len(statuses) + 1)]
@@ -269,6 +269,26 @@ def test_without_a_terminal_yes_is_required(
     assert all(method == "GET" for method, _, _ in server.requests)
     assert drumline(verb, "4", "--yes") == 0
     assert capsys.readouterr().out == "done\n"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "FAILED", "chips_held": 0},
+        {"status": "CANCELLED"},
+        {"status": "WAITING", "chips_held": 0, "progress": None},
+    ],
+)
+def test_delete_asks_only_before_it_stops_a_program(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, changes: dict[str, Any]
+) -> None:
+    server.holds(a_job(**changes), a_job("000005"))
+    for one in ("000004", "000005"):
+        server.answers[f"POST /jobs/{one}/delete"] = {"job": {}, "text": "done"}
+    assert drumline("delete", "4") == 0
+    assert capsys.readouterr().out == "done\n"
+    assert drumline("delete", "4", "5") == 2
+    assert "add --yes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("typed", "done"), [("y", True), ("n", False), ("", False)])

@@ -21,7 +21,7 @@ from drumline.train.config import load_config
 from drumline.train.mesh import make_mesh
 from drumline.train.state import abstract_state
 from tests.compiling import quick_flags
-from tests.jobs.world import World, a_world
+from tests.jobs.installation import Installation, temporary_installation
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAINED = ("digits", "vit_digits", "lm_tiny", "lm_moe")
@@ -121,14 +121,14 @@ def test_the_docstring_has_a_valid_command_and_its_result(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with a_world(tmp_path_factory.mktemp("jobs")) as made:
-        yield made
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with temporary_installation(tmp_path_factory.mktemp("jobs")) as new:
+        yield new
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_file_is_valid(world: World, name: str) -> None:
-    plan = world.client.plan(EXAMPLES / name)
+def test_a_job_file_is_valid(installation: Installation, name: str) -> None:
+    plan = installation.client.plan(EXAMPLES / name)
     assert plan[0].startswith("would request v")
     assert plan[-1].startswith("would run: ")
 

@@ -36,7 +36,7 @@ def packed(folder: Path, into: Path) -> list[str]:
         return tar.getnames()
 
 
-def test_the_same_files_are_the_same_archive_whatever_their_times(tmp_path: Path) -> None:
+def test_the_same_files_with_other_times_give_the_same_archive(tmp_path: Path) -> None:
     one = fill(tmp_path / "one", "b.py", "a/c.py", "a.py")
     two = fill(tmp_path / "two", "a.py", "a/c.py", "b.py")
     os.utime(two / "a.py", (1, 1))
@@ -98,7 +98,7 @@ def test_a_missing_folder_is_a_code_error(tmp_path: Path) -> None:
 
 
 @NEEDS_GIT
-def test_a_checkout_sends_what_git_would_keep(tmp_path: Path) -> None:
+def test_a_checkout_sends_the_files_that_git_keeps(tmp_path: Path) -> None:
     folder = fill(tmp_path / "code", "kept.py", "new.py", "gone.py", "secret.env", "out/x.bin")
     git(folder, "init")
     (folder / ".gitignore").write_text("*.env\nout/\n")
@@ -157,7 +157,7 @@ def test_the_largest_files_are_named(tmp_path: Path) -> None:
 
 @NEEDS_GIT
 @pytest.mark.parametrize("cause", ["another owner", "damaged"])
-def test_what_a_checkout_ignores_is_not_sent_although_git_cannot_list_it(
+def test_ignored_files_of_a_checkout_are_not_sent_even_if_git_cannot_list_it(
     cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("team/code/train.py", "team/code/notes.txt", "team/code/dump.sql", "team/code/x.log")

@@ -61,7 +61,7 @@ def test_the_kind_of_a_failure(error: Exception, failure: ContactFailure) -> Non
 
 
 @pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH])
-def test_a_host_without_external_address_is_told_from_a_firewall(number: int) -> None:
+def test_a_host_without_external_address_is_distinguished_from_a_firewall(number: int) -> None:
     assert contact_failure(failed(number), INTERNAL) is ContactFailure.NO_ADDRESS
     loopback = Address("127.0.0.1", 22, "127.0.0.1")
     assert contact_failure(failed(number), loopback) is not ContactFailure.NO_ADDRESS
@@ -77,7 +77,7 @@ def test_a_host_that_does_not_answer_through_a_proxy_is_a_failure_of_the_proxy(
     assert contact_failure(error, address) is ContactFailure.PROXY
 
 
-def test_a_host_that_rejects_the_key_says_so_in_its_report(tmp_path: Path) -> None:
+def test_the_report_of_a_host_has_a_rejected_key(tmp_path: Path) -> None:
     async def story(stand_ins: Slice) -> None:
         other = asyncssh.generate_private_key("ssh-ed25519").export_public_key()
         (stand_ins.folder / "authorized").write_bytes(other)

@@ -49,6 +49,8 @@ EVERY = [
     PythonEnvironment("venv", requirements_file="my requirements.txt"),
     PythonEnvironment("conda", "3.12", ("jax",)),
     PythonEnvironment("docker", image="ghcr.io/lab/train:1; touch ran"),
+    PythonEnvironment("docker", image="us-docker.pkg.dev/p/r/i", login="service-account"),
+    PythonEnvironment("docker", image="ghcr.io/lab/train", login="GHCR"),
 ]
 
 
@@ -70,7 +72,7 @@ def test_values_are_quoted_in_every_script() -> None:
     assert "'ghcr.io/lab/train:1; touch ran' \"$@\"" in run_wrap(EVERY[6], "000001")[2]
 
 
-def test_the_hosts_own_python_needs_nothing() -> None:
+def test_the_hosts_own_python_needs_no_installation() -> None:
     python = PythonEnvironment("system")
     assert python_steps(python, "1") == ()
     assert run_wrap(python, "1") == ()
@@ -116,6 +118,99 @@ def test_a_container_gets_the_names_of_variables_without_values() -> None:
         run_wrap(PythonEnvironment("docker"), "1")
 
 
+def test_a_container_has_shared_memory_for_data_loaders() -> None:
+    wrap = run_wrap(PythonEnvironment("docker", image="lab/train"), "1")
+    assert "--shm-size=16g --ulimit memlock=-1:-1" in wrap[2]
+    wrap = run_wrap(PythonEnvironment("docker", image="lab/train", shm_size="64g"), "1")
+    assert "--shm-size=64g" in wrap[2]
+
+
+DOCKER = """#!/bin/bash
+echo "$# $@" >> "$LOG"
+case "$1" in
+  login) cat > "$LOG.password"; touch "$DOCKER_CONFIG/config.json" ;;
+  pull) test -e "$DOCKER_CONFIG/config.json" && exit "${PULL_CODE:-0}" ;;
+esac
+"""
+CURL = """#!/bin/bash
+echo '{"access_token": "ya29.secret", "expires_in": 3599}'
+"""
+
+
+@pytest.mark.parametrize(
+    ("image", "login", "secret", "called", "password"),
+    [
+        ("ghcr.io/lab/i", "GHCR", "ann:s3cret:x", "--username ann --password-stdin ghcr.io",
+         "s3cret:x"),
+        ("lab/i", "HUB", "ann:s3cret", "--username ann --password-stdin ", "s3cret"),
+        ("us-docker.pkg.dev/p/r/i", "KEY", '{"type": "service_account"}',
+         "--username _json_key --password-stdin us-docker.pkg.dev", '{"type": "service_account"}'),
+        ("us-docker.pkg.dev/p/r/i", "service-account", "",
+         "--username oauth2accesstoken --password-stdin us-docker.pkg.dev", "ya29.secret"),
+    ],
+)  # fmt: skip
+def test_an_image_is_pulled_after_a_login_that_is_not_kept(
+    tmp_path: Path, image: str, login: str, secret: str, called: str, password: str
+) -> None:
+    for name, text in (("docker", DOCKER), ("curl", CURL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    log = tmp_path / "log"
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log), login: secret}
+    variables = {name: value for name, value in variables.items() if name != "service-account"}
+    variables["TMPDIR"] = str(tmp_path)
+    (step,) = python_steps(PythonEnvironment("docker", image=image, login=login), "1")
+    done = bash(step.script, tmp_path, (), **variables)
+    assert done.returncode == 0, done.stderr
+    assert [line.strip() for line in log.read_text().splitlines()] == [
+        f"{len(called.split()) + 1} login {called}".strip(), f"2 pull {image}",
+    ]  # fmt: skip
+    assert (tmp_path / "log.password").read_text() == password
+    assert list(tmp_path.glob("tmp.*")) == [], "no login is left"
+    failed = bash(step.script, tmp_path, (), **variables, PULL_CODE="3")
+    assert failed.returncode == 3
+    assert list(tmp_path.glob("tmp.*")) == []
+
+
+PUBLIC_OR_PRIVATE = """#!/bin/bash
+echo "$1" >> "$LOG"
+[ "$1" != pull ] || [ -n "$PUBLIC" ] || [ -e "$DOCKER_CONFIG/config.json" ] || exit 1
+[ "$1" != login ] || touch "$DOCKER_CONFIG/config.json"
+"""
+
+
+@pytest.mark.parametrize(
+    ("image", "public", "metadata", "calls", "code"),
+    [
+        ("us-docker.pkg.dev/p/r/i", "yes", "exit 0", ["pull"], 0),
+        ("us-docker.pkg.dev/p/r/i", "", "exit 0", ["pull", "login", "pull"], 0),
+        ("gcr.io/p/i", "", "exit 0", ["pull", "login", "pull"], 0),
+        ("eu.gcr.io/p/i", "", "exit 2", ["pull"], 1),
+        ("ghcr.io/p/i", "", "exit 0", ["pull"], 1),
+    ],
+)
+def test_the_account_of_the_host_opens_private_images_of_google(
+    tmp_path: Path, image: str, public: str, metadata: str, calls: list[str], code: int
+) -> None:
+    getent = f"#!/bin/bash\n{metadata}\n"
+    for name, text in (("docker", PUBLIC_OR_PRIVATE), ("curl", CURL), ("getent", getent)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    log = tmp_path / "log"
+    (step,) = python_steps(PythonEnvironment("docker", image=image), "1")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = bash(step.script, tmp_path, (), PATH=path, LOG=str(log), PUBLIC=public)
+    assert (done.returncode, log.read_text().split()) == (code, calls), done.stderr
+
+
+def test_a_secret_that_is_no_login_is_an_error(tmp_path: Path) -> None:
+    (step,) = python_steps(PythonEnvironment("docker", image="ghcr.io/a/b", login="GHCR"), "1")
+    done = bash(step.script, tmp_path, GHCR="s3cret")
+    assert done.returncode == 1
+    assert "the secret GHCR is neither USER:PASSWORD nor a JSON key" in done.stderr
+    assert "s3cret" not in done.stderr
+
+
 def mounted(path: str, source: str) -> Step:
     return mount_steps({path: source})[0]
 
@@ -132,7 +227,7 @@ def test_an_emulated_host_mounts_a_bucket_as_a_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("ran"))
 
 
-def test_an_emulated_host_mounts_nothing_outside_its_home(tmp_path: Path) -> None:
+def test_an_emulated_host_mounts_no_folder_outside_its_home(tmp_path: Path) -> None:
     done = bash(mounted("/data", "gs://lab").script, tmp_path, DRUMLINE_BUCKETS=str(tmp_path))
     assert done.returncode == 1
     assert "mounts /data: an emulated host mounts only below its home" in done.stderr

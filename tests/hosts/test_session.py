@@ -218,7 +218,21 @@ def test_the_failing_host_does_not_stop_its_siblings(tmp_path: Path) -> None:
     on_hosts(tmp_path, 2, story)
 
 
-def test_stop_during_set_up_ends_it_and_nothing_starts(tmp_path: Path) -> None:
+def test_a_stop_names_the_hosts_that_did_not_confirm_it(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        async with running(slice_, "sleep 60") as session:
+            slice_.hosts[1].drop_data()
+            assert await session.stop(grace=0.5) == (1,)
+            assert session.reports()[0].phase is HostPhase.EXITED
+            slice_.hosts[1].pass_data()
+            await until(lambda: session.reports()[1].detail == "", "it is back")
+            assert await session.stop(grace=2) == ()
+            assert session.reports()[1].phase is HostPhase.EXITED
+
+    on_hosts(tmp_path, 2, story)
+
+
+def test_a_stop_during_set_up_ends_it_and_starts_no_program(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         step = Step("slow", "echo setting up; sleep 60")
         session = slice_.session(

@@ -295,14 +295,16 @@ def test_variants_made_for_a_number_of_devices_are_ordered_by_time() -> None:
     assert exposed["data"] == 0
     assert exposed["contracted"] > 0
     lines = str(report).splitlines()
-    assert len(lines) == 1 + 4 + 1
+    assert len(lines) == 1 + 4 + 2
+    assert "  100 %  " in lines[1], "no matmul was measured on v5e"
     json.dumps(report.to_dict(), allow_nan=False)
 
 
 def test_the_cheapest_is_by_the_dollars_of_a_call() -> None:
     report = compare(product, BOTH, ["v5litepod-4", "v5litepod-8"], compiler="cpu")
     tpu_slice = slice_of("v5litepod-8")
-    listed = [price(tpu_slice, offer.zone, "spot") for offer in zone_offers(tpu_slice)]
+    public = [offer for offer in zone_offers(tpu_slice) if offer.public]
+    listed = [price(tpu_slice, offer.zone, "spot") for offer in public]
     rate = min(one.per_chip_hour for one in listed if one is not None) * 8 / 3600
     by_name = {(choice.variant, choice.on): choice for choice in report.choices}
     one = by_name["data", "v5litepod-8"]
@@ -317,6 +319,24 @@ def test_the_cheapest_is_by_the_dollars_of_a_call() -> None:
     assert dearer.best.dollars is not None
     assert dearer.best.dollars > one.dollars
     assert "on-demand" in str(dearer)
+
+
+def test_prices_are_those_of_the_zones_that_the_user_may_use() -> None:
+    tpu_slice = slice_of("v5litepod-8")
+    mine = ("us-west4-b", "europe-west4-a", "us-central2-b")
+    report = compare(product, BOTH, ["v5litepod-8"], compiler="cpu", zones=mine)
+    rates = [price(tpu_slice, zone, "spot") for zone in mine[:2]]
+    lowest = min(rate.per_chip_hour for rate in rates if rate is not None)
+    best = report.best
+    assert best is not None
+    assert best.estimate is not None
+    assert best.zone in mine
+    assert best.dollars == pytest.approx(lowest * 8 / 3600 * best.estimate.seconds)
+    assert best.zone in str(report).splitlines()[1]
+    assert report.to_dict()["choices"][0]["zone"] == best.zone
+    nowhere = compare(product, BOTH, ["v5litepod-8"], compiler="cpu", zones=("us-central2-b",))
+    assert nowhere.best is not None
+    assert (nowhere.best.dollars, nowhere.best.zone) == (None, None)
 
 
 def test_what_does_not_fit_comes_behind_what_does_and_what_does_not_go_last() -> None:

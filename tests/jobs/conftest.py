@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.world import World, a_world
+from tests.jobs.installation import Installation, temporary_installation
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        yield made
+def installation(tmp_path: Path) -> Iterator[Installation]:
+    with temporary_installation(tmp_path) as new:
+        yield new

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from drumline.cloud.google import placements
 from drumline.cloud.google.errors import refusal
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
-from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.cloud.protocol import CloudError, OperationState, PlacementRequest
 from drumline.hosts.values import Address, Admit, Program
 from drumline.jobs.config import read
 from drumline.jobs.controller.supervisor import Supervisor
@@ -90,6 +90,12 @@ class FakeCloud:
         """The states of a new request and of its node."""
         self.request_error: RpcError | None = None
         """The error of a new request."""
+        self.creation: OperationState | None = None
+        """The state of every create operation; None if the cloud has none."""
+        self.creates = True
+        """False if accepted requests never appear."""
+        self.no_operation: CloudError | None = None
+        """The error of every read of an operation."""
         self.slow = 0.0
         """Seconds that a request for slices takes."""
         self.ignores_deletes = False
@@ -97,9 +103,11 @@ class FakeCloud:
         self.no_release: CloudError | None = None
         """The error of every delete."""
         self.unlisted: set[str] = set()
-        """Slices that exist and that listings leave out."""
+        """Existing slices that listings omit."""
         self.no_find: CloudError | None = None
         """The error of every lookup by name."""
+        self.login_error: CloudError | None = None
+        """The error of a login that is missing or expired."""
         self.no_keys: CloudError | None = None
         """The error of every read of host keys."""
         self.buckets: dict[str, str] = {}
@@ -150,12 +158,21 @@ class FakeCloud:
     def explain(self, error: CloudError, zone: str) -> Refusal:
         return refusal(error.code, str(error), zone)
 
-    async def ask(self, request: PlacementRequest) -> None:
+    async def operation(self, name: str) -> OperationState | None:
+        self._called("operation", name)
+        if self.no_operation:
+            raise self.no_operation
+        return self.creation
+
+    async def ask(self, request: PlacementRequest) -> str:
         self._called("ask", request.name)
         self.asked.append(request)
         await asyncio.sleep(self.slow)
         if self.refusal:
             raise self.refusal
+        operation = f"projects/p/locations/{request.zone}/operations/{request.name}"
+        if not self.creates:
+            return operation
         state, node = self.given
         name, zone, kind = request.name, request.zone, request.accelerator
         self.requested[name] = ListedRequest(
@@ -164,6 +181,7 @@ class FakeCloud:
         ends = tuple(Endpoint(f"10.0.0.{n}", f"34.0.0.{n}") for n in range(2))
         if node:
             self.held[name] = ListedNode(name, zone, node, kind, request.labels, ends)
+        return operation
 
     async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
         del zone, slices
@@ -181,6 +199,10 @@ class FakeCloud:
             raise self.no_keys
         return []
 
+    async def check_login(self) -> None:
+        if self.login_error:
+            raise self.login_error
+
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
         return [f"instance-{index}" for index in range(len(placement.endpoints))]
 
@@ -193,7 +215,7 @@ class FakeCloud:
 
 
 class FakeSession:
-    """The hosts of one attempt, which run until a test ends them."""
+    """The hosts of one attempt. They run until a test ends them."""
 
     opened: ClassVar["list[FakeSession]"] = []
 
@@ -204,6 +226,8 @@ class FakeSession:
         self._clock: Callable[[], float] = means["clock"]
         self._cut_since: float | None = None
         self.stopped = False
+        self.unreachable: tuple[int, ...] = ()
+        """Hosts that do not confirm a stop."""
         self._hosts = [self._host(n, means["admit"]) for n in range(len(addresses))]
         FakeSession.opened.append(self)
 
@@ -250,10 +274,13 @@ class FakeSession:
         self._hosts = [replace(report, heartbeat=metrics) for report in self._hosts]
         self.changed.set()
 
-    async def stop(self, grace: float) -> None:
-        del grace
+    async def stop(self, grace: float) -> tuple[int, ...]:
+        if unreachable := self.unreachable:
+            await asyncio.sleep(grace + 10)
+            return unreachable
         self.stopped = True
         self.ends(-15)
+        return ()
 
     async def close(self) -> None:
         pass

@@ -20,7 +20,7 @@ from drumline.jobs.core.state import (
     ZoneStatus,
 )
 from drumline.jobs.core.steps import Steps, update_steps
-from drumline.observed import Endpoint, HostPhase, HostReport, ListedPlacement
+from drumline.observed import Endpoint, HostPhase, HostReport, ListedPlacement, Refusal
 
 A = Candidate("v4-16", "us-central2-b")
 B = Candidate("v4-16", "local-b")
@@ -41,6 +41,7 @@ class Scenario:
     now: float = 1.0
     request: ListedRequest | None = None
     node: ListedNode | None = None
+    unseen: PlacementObservation | None = None
     listed: ListedPlacement | None = None
     """The listed placement, if a test sets it directly."""
     polled_at: float | None = None
@@ -49,6 +50,8 @@ class Scenario:
     zones: dict[Candidate, ZoneStatus] = field(default_factory=dict)
     old_program_may_run: bool = False
     stopped: bool = False
+    unreachable: tuple[int, ...] = ()
+    """The hosts that did not confirm the last stop."""
     steps: Steps | None = None
     effects: list[tuple[EffectKind, str]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -57,7 +60,9 @@ class Scenario:
 
     def observe(self) -> Observations:
         observation = None
-        if self.listed is not None:
+        if self.unseen is not None and self.job.placement is not None:
+            observation = self.unseen
+        elif self.listed is not None:
             observation = PlacementObservation(self.now, self.listed)
         elif self.polled_at is not None and self.job.placement is not None:
             nodes = [self.node] if self.node else []
@@ -70,11 +75,12 @@ class Scenario:
             self.zones,
             self.old_program_may_run,
             self.stopped,
+            self.unreachable,
             self.steps,
         )
 
     def settle(self) -> "Scenario":
-        """Decide until nothing changes any more."""
+        """Decide until the job no longer changes."""
         for _ in range(10):
             before = self.job
             decision = lifecycle.decide(self.job, self.observe(), self.now, TIMEOUTS)
@@ -91,6 +97,7 @@ class Scenario:
         self.event_texts += [event.text for event in decision.events]
         if decision.ended or self.job.placement is None:
             self.hosts, self.stopped, self.steps = (), False, None
+            self.unreachable = ()
         if self.job.placement is None:
             self.request = self.node = self.listed = self.polled_at = None
 
@@ -99,13 +106,21 @@ class Scenario:
         return self.settle()
 
     def cloud_takes_the_request(self) -> "Scenario":
-        self.job = lifecycle.request_accepted(self.job)
+        self.job = lifecycle.request_accepted(self.job, self.now, "operations/1")
         return self
 
     def cloud_refuses(self, code: int | None, text: str) -> "Scenario":
         assert self.job.placement is not None
         why = refusal(code, text, self.job.placement.zone)
         self._take(lifecycle.request_refused(self.job, why, self.now, TIMEOUTS))
+        return self
+
+    def hidden(self, refusal: Refusal | None = None, *, creating: bool = False) -> "Scenario":
+        """Poll the zone, which has neither the request nor a slice."""
+        self.now += 1
+        self.unseen = PlacementObservation(self.now, None, refusal, creating)
+        self.settle()
+        self.unseen = None
         return self
 
     def look(

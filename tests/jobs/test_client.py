@@ -1,4 +1,4 @@
-"""The client alone: having a server, and what happens when it goes away."""
+"""The client: it finds or starts a server, and handles its loss."""
 
 import json
 import os
@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from drumline.cloud.emulator import processes
+from drumline.errors import UserError
 from drumline.jobs import Client, Refused
 from drumline.jobs import connection as connection_module
 from drumline.jobs.client import job_id
 from drumline.jobs.connection import NoServer, ServerConnection, home_folder
 from drumline.jobs.folders import Folders
-from drumline.jobs.server.process import ssh_key
+from drumline.jobs.server.process import remove_socket, ssh_key
+from tests.jobs.installation import temporary_installation
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
 # /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude, or have it
@@ -54,6 +56,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/logs"):
             self.send_response(200); self.send_header("Transfer-Encoding", "chunked")
             self.end_headers(); self.wfile.write(b"6\r\nline 1\r\n"); os._exit(9)
+        if self.path == "/jobs": time.sleep(float(os.environ.get("DRUMLINE_TEST_LATE", 0)))
         self.answer({"pid": os.getpid(), "version": "9"} if self.path == "/status" else [])
     def do_POST(self):
         if self.path == "/stop":
@@ -94,7 +97,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; our own child may be left as a zombie until it is asked for."""
+    """Return True if a process has ended; a child may remain as a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -160,7 +163,7 @@ def test_a_server_that_was_stopped_has_ended(home: Path, monkeypatch: pytest.Mon
     assert not Client(home / "none").stop_server()
 
 
-def test_a_server_that_dies_at_its_start_leaves_its_last_words(
+def test_a_server_that_dies_at_its_start_leaves_its_output(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "server.log").write_text("yesterday: all was well\n")
@@ -179,7 +182,7 @@ def test_a_server_that_never_listens_is_given_up(
         Client(home).list()
 
 
-def test_without_autostart_nothing_is_started(home: Path) -> None:
+def test_without_autostart_no_server_is_started(home: Path) -> None:
     client = Client(home, autostart=False)
     with pytest.raises(NoServer, match="no server runs in"):
         client.list()
@@ -187,7 +190,7 @@ def test_without_autostart_nothing_is_started(home: Path) -> None:
     assert not list(home.iterdir())
 
 
-def test_the_server_does_not_inherit_what_the_shell_holds(
+def test_the_server_does_not_inherit_variables_and_files_of_the_shell(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "s3cret")
@@ -197,6 +200,35 @@ def test_the_server_does_not_inherit_what_the_shell_holds(
     assert "s3cret" not in json.dumps(start["environ"])
     assert start["environ"]["GOOGLE_APPLICATION_CREDENTIALS"] == "/login.json"
     assert start["environ"]["PATH"] == os.environ["PATH"]
+
+
+def test_a_paused_server_is_reported_and_answers_after_it_continues(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "SILENCE_SECONDS", 0.2)
+    client = Client(home)
+    client.list()
+    pid = starts(home)[0]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for call in (client.list, lambda: client.wait("1"), lambda: list(client.logs("1"))):
+            with pytest.raises(Refused, match=rf"process {pid}\) is paused.*kill -CONT {pid}$"):
+                call()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert client.list() == []
+
+
+def test_a_slow_server_is_reported_once_and_its_answer_is_awaited(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setenv("DRUMLINE_TEST_LATE", "0.5")
+    warnings: list[str] = []
+    assert Client(home, warn=warnings.append).list() == []
+    assert [one for one in warnings if "not answered" in one] == [
+        f"the server has not answered for 0 s, waiting; its log: {home / 'server.log'}"
+    ]
 
 
 def test_an_unacknowledged_change_is_not_repeated(home: Path) -> None:
@@ -212,7 +244,7 @@ def test_logs_that_break_off_are_no_end_of_logs(home: Path) -> None:
         next(pieces)
 
 
-def test_a_server_that_was_found_running_is_told_of_once(home: Path) -> None:
+def test_a_server_that_already_runs_is_announced_once(home: Path) -> None:
     warnings: list[str] = []
     Client(home, warn=warnings.append).list()
     assert warnings == []
@@ -231,7 +263,7 @@ def test_an_id_may_be_typed_short(typed: str | int) -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "x", "0", "-1", "1.5", "../1", "١٢", "1\n/jobs"])
-def test_what_is_no_id_is_refused_before_anything_is_asked(typed: str) -> None:
+def test_an_invalid_id_is_rejected_before_any_request(typed: str) -> None:
     with pytest.raises(Refused, match="is not a job id"):
         job_id(typed)
 
@@ -268,3 +300,49 @@ def test_the_public_half_of_the_key_is_that_of_the_key_there_is(tmp_path: Path) 
     assert ssh_key(folders) == other.export_public_key().decode().strip() != first
     for file in folders.key.parent.iterdir():
         assert file.stat().st_mode & 0o077 == 0 or file == folders.key
+
+
+def test_a_lost_key_is_not_replaced_while_slices_know_it(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    first = ssh_key(folders, [])
+    folders.key.unlink()
+    for slices in (["dl-me-000001-1"], None):
+        with pytest.raises(UserError, match="id_ed25519 is missing") as caught:
+            ssh_key(folders, slices)
+        assert "ssh-keygen" in str(caught.value)
+        assert not folders.key.exists()
+    assert ssh_key(folders, []) != first
+    folders.key.unlink()
+    folders.key.with_suffix(".pub").unlink()
+    with pytest.raises(UserError, match="dl-me-000001-1 accept no other key"):
+        ssh_key(folders, ["dl-me-000001-1"])
+
+
+def test_a_server_without_its_key_is_an_error_while_a_job_has_a_slice(tmp_path: Path) -> None:
+    with temporary_installation(tmp_path) as installation:
+        job = installation.create("sleep 600", zones=["local-a"])
+        installation.reaches(job, "RUNNING")
+        installation.client.stop_server()
+        key = installation.home / "ssh" / "id_ed25519"
+        content = key.read_bytes()
+        key.unlink()
+        with pytest.raises(Exception, match="id_ed25519 is missing"):
+            installation.client.show(job)
+        assert not key.exists()
+        key.write_bytes(content)
+        key.chmod(0o600)
+        assert installation.status(job) in {"RUNNING", "STARTING", "RECOVERING"}
+        installation.client.delete(job)
+        installation.cloud_is_empty()
+
+
+def test_a_server_does_not_remove_the_socket_of_its_successor(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    path.touch()
+    own = path.stat().st_ino
+    path.rename(tmp_path / "old")
+    path.touch()
+    remove_socket(path, own)
+    assert path.exists()
+    remove_socket(path, path.stat().st_ino)
+    assert not path.exists()

@@ -23,6 +23,7 @@ def test_googles_endpoint_is_an_address(tmp_path: Path) -> None:
 
 
 def test_the_thresholds_that_users_set_keep_their_names() -> None:
-    """They stand in config.yaml under `patience`, which a renamed field would refuse."""
+    """The timeouts are in config.yaml under `patience`, which would reject a renamed field."""
     known = "waiting silence bad_silence first_contact settle shutdown rest retry"
-    assert set(Timeouts.__dataclass_fields__) == set(known.split())
+    new = "visible booting deleting"
+    assert set(Timeouts.__dataclass_fields__) == {*known.split(), *new.split()}

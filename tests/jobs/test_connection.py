@@ -1,4 +1,4 @@
-"""Our HTTP over a Unix socket: every byte of an answer, or an error, wherever it breaks off."""
+"""HTTP over a Unix socket: the complete answer, or an error if the connection breaks."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from drumline.jobs.connection import BadResponse, HttpConnection, HttpResponse
 
 @contextmanager
 def answered(text: bytes) -> Iterator[Callable[[], HttpResponse]]:
-    """Somebody who says this and hangs up."""
+    """A server that sends these bytes and closes the connection."""
     local, remote = socket.socketpair()
     with local, local.makefile("rb") as heard:
         remote.sendall(text)
@@ -55,7 +55,7 @@ def test_a_body_without_length_ends_with_the_connection() -> None:
 
 @pytest.mark.parametrize("whole", [chunked([b"some", b"thing\r\n"]), counted(b"something")])
 def test_an_answer_that_breaks_off_is_never_taken_for_whole(whole: bytes) -> None:
-    # What ends a body in chunks is their last size; the empty line after it says nothing.
+    # The last chunk size ends a chunked body; the empty line after it carries nothing.
     needed = len(whole) - 2 if b"chunked" in whole else len(whole)
     for length in range(needed):
         with answered(whole[:length]) as answer, pytest.raises(BadResponse):
@@ -73,7 +73,7 @@ def test_an_answer_that_breaks_off_is_never_taken_for_whole(whole: bytes) -> Non
         b"x" * 99999,
     ],
 )
-def test_what_is_no_http_is_said_so(odd: bytes) -> None:
+def test_an_answer_that_is_not_http_is_an_error(odd: bytes) -> None:
     with answered(odd) as answer, pytest.raises(BadResponse):
         answer()
 

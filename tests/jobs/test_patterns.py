@@ -1,4 +1,4 @@
-"""A pattern that backtracks stops neither the server nor the one who wrote it."""
+"""A pattern that backtracks blocks neither the server nor its author."""
 
 import re
 import signal
@@ -15,7 +15,7 @@ from tests.jobs.fakes import ServerHarness, run_scenario
 
 ENDLESS = r"(?P<step>(\d+)+)x"
 SLOW_ON_PROSE = r"(?P<step>\d+)?(.*e)?(.*e)?(.*e)?(.*e)?(.*e)?(.*e)?(.*e)?Q"
-"""Passes the trial at create, and would take hours for a long line with many an e."""
+"""This pattern passes the trial at create, and would take hours for a long line of e's."""
 
 
 def test_a_match_that_would_take_years_is_ended() -> None:

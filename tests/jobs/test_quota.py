@@ -1,4 +1,4 @@
-"""Quota as it was written down: a job that asks for more is warned before Google refuses it."""
+"""A job that needs more than the recorded quota gets a warning before the cloud refuses it."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_a_grant_is_read_as_the_programme_writes_it(text: str, grant: Grant) -> 
 
 
 @pytest.mark.parametrize("text", ["", "lots", "64 v6e chips in europe-west4-a", "x spot v4 chips"])
-def test_what_is_no_grant_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_grant_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="is not like '64 spot v6e chips in europe-west4-a'"):
         parse_grant(text)
 
@@ -63,7 +63,7 @@ def test_a_chip_or_a_zone_there_is_not() -> None:
         ),
     ],
 )
-def test_what_is_beyond_the_quota_is_named(
+def test_a_job_beyond_the_quota_gets_a_warning(
     candidates: list[tuple[str, str]], capacity: str, warned: list[str]
 ) -> None:
     assert quota_warnings([Candidate(*one) for one in candidates], capacity, [V6E, V4]) == warned

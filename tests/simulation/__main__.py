@@ -17,7 +17,7 @@ from tests.simulation.schedule import generate_schedule
 from tests.simulation.shrink import shrink
 from tests.simulation.simulation import Outcome, simulate
 
-TWICE = 100
+REPEAT_EVERY = 100
 """One schedule of this many runs twice, to check that both runs are equal."""
 DAY = 86400.0
 
@@ -43,59 +43,59 @@ def main() -> int:
 
 
 def _many(seeds: range, workers: int) -> int:
-    simulate(
-        generate_schedule(0)
-    )  # so that every process begins with all that is imported on the way
-    broken = 0
-    began, printed_at, days = time.monotonic(), 0.0, 0.0
-    for done, (_, (outcome, report)) in enumerate(run_all(_run, seeds, workers), start=1):
+    simulate(generate_schedule(0))  # Import every module before the worker processes are forked.
+    violations = 0
+    began_at, printed_at, days = time.monotonic(), 0.0, 0.0
+    for count, (_, (outcome, report)) in enumerate(run_all(_run, seeds, workers), start=1):
         days += outcome.seconds / DAY
-        if outcome.broken:
-            broken += 1
+        if outcome.violations:
+            violations += 1
             print(report, flush=True)
         now = time.monotonic()
-        if now > printed_at + 10 and done < len(seeds):
+        if now > printed_at + 10 and count < len(seeds):
             printed_at = now
-            rate = done / (now - began)
+            rate = count / (now - began_at)
             print(
-                f"{done:,} of {len(seeds):,} · {rate:.1f} seeds/s ·"
-                f" {days / (now - began):.1f} virtual days/s · {broken} broken",
+                f"{count:,} of {len(seeds):,} · {rate:.1f} seeds/s ·"
+                f" {days / (now - began_at):.1f} virtual days/s · {violations} broken",
                 flush=True,
             )
-    took = time.monotonic() - began
-    print(f"{took:.0f} s, {len(seeds) / took:.1f} seeds/s, {days / took:.1f} virtual days/s")
-    print(f"{len(seeds)} schedules, {broken} broken")
-    return 1 if broken else 0
+    elapsed = time.monotonic() - began_at
+    print(
+        f"{elapsed:.0f} s, {len(seeds) / elapsed:.1f} seeds/s, {days / elapsed:.1f} virtual days/s"
+    )
+    print(f"{len(seeds)} schedules, {violations} broken")
+    return 1 if violations else 0
 
 
 def _run(seed: int) -> tuple[Outcome, str]:
     """Return the outcome of a schedule, and a report if it violated an invariant."""
     outcome = simulate(generate_schedule(seed))
-    if outcome.broken:
+    if outcome.violations:
         return outcome, _report_failure(outcome)
-    if seed % TWICE == 0:
-        again = simulate(generate_schedule(seed))
-        if again.fingerprint != outcome.fingerprint:
-            lines = zip(outcome.story, again.story, strict=False)
-            parted = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
-            broken = f"the same seed went two ways: {parted[0]} | {parted[1]}"
-            return replace(outcome, broken=(broken,)), f"seed {seed}: {broken}"
+    if seed % REPEAT_EVERY == 0:
+        repeated = simulate(generate_schedule(seed))
+        if repeated.fingerprint != outcome.fingerprint:
+            lines = zip(outcome.events, repeated.events, strict=False)
+            difference = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
+            violation = f"the same seed went two ways: {difference[0]} | {difference[1]}"
+            return replace(outcome, violations=(violation,)), f"seed {seed}: {violation}"
     return outcome, ""
 
 
 def _report_failure(outcome: Outcome) -> str:
     """Return the shortest schedule that still violates an invariant, with its events."""
     schedule = shrink(
-        generate_schedule(outcome.seed), lambda shorter: bool(simulate(shorter).broken)
+        generate_schedule(outcome.seed), lambda shorter: bool(simulate(shorter).violations)
     )
-    again = simulate(schedule)
+    repeated = simulate(schedule)
     return "\n".join(
         [
-            f"\nseed {outcome.seed} breaks a promise: {outcome.broken[0]}",
-            f"the shortest schedule found that still breaks one ({again.broken[0]}):",
-            *(f"  {line}" for line in schedule.told()),
-            "its story:",
-            *(f"  {line}" for line in again.story[-60:]),
+            f"\nseed {outcome.seed} violates an invariant: {outcome.violations[0]}",
+            f"the shortest schedule found that still violates one ({repeated.violations[0]}):",
+            *(f"  {line}" for line in schedule.describe()),
+            "its events:",
+            *(f"  {line}" for line in repeated.events[-60:]),
             f"replay it whole: python -m tests.simulation --replay {outcome.seed}\n",
         ]
     )
@@ -103,12 +103,12 @@ def _report_failure(outcome: Outcome) -> str:
 
 def _replay(seed: int) -> int:
     outcome = simulate(generate_schedule(seed))
-    for line in outcome.story:
+    for line in outcome.events:
         print(line)
-    for promise in outcome.broken:
-        print(f"broken: {promise}")
+    for violation in outcome.violations:
+        print(f"broken: {violation}")
     print(f"fingerprint {outcome.fingerprint}")
-    return 1 if outcome.broken else 0
+    return 1 if outcome.violations else 0
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The cloud as the job manager sees it, with Google's habits: slow, late, forgetful, and wrong.
+"""The cloud from the job manager's view, with the failures of Google Cloud.
 
-What becomes of requests and nodes is the emulator's own model, `drumline.cloud.model`. Here is what
-lies between it and the caller: calls that fail before or after they had their effect, listings that
-lag or lose entries, a login that expires.
+Requests and nodes follow the emulator's model, `drumline.cloud.model`. This module simulates the
+calls to it: calls that fail before or after they took effect, listings that lag or omit entries, a
+login that expires.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drumline.chips import slice_of
 from drumline.cloud.google import placements
@@ -30,7 +30,7 @@ from drumline.cloud.model.resources import (
     StartHosts,
     Tier,
 )
-from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.cloud.protocol import CloudError, OperationState, PlacementRequest
 from drumline.hosts.values import Address
 from drumline.observed import Endpoint, ListedPlacement, Refusal
 from tests.simulation.environment import Environment
@@ -53,105 +53,121 @@ REFUSALS = (
 )
 
 
-@dataclass
-class Weather:
-    """How badly the cloud behaves now; faults raise these for a while."""
+DELETE_SECONDS = 60.0
+NEVER = 1e9
+CREATION_ERRORS = (*REFUSALS, UNAVAILABLE, INTERNAL)
+"""Errors of the operation of an accepted creation. None of them ends a job."""
 
-    failing: float = 0.01
+
+@dataclass
+class Conditions:
+    """The current failure rates of the cloud; faults raise these for a while."""
+
+    failure_rate: float = 0.01
     """The share of calls that fail, half of them after they had their effect."""
     lag: float = 0.0
-    """Seconds by which listings are old."""
-    holes: float = 0.0
+    """The age of listings in seconds."""
+    missing_entries: float = 0.0
     """The share of entries that a listing leaves out."""
     logged_in: bool = True
-    refuses: float = 0.0
-    """The share of requests that are refused with a text of Google's."""
-    deaf: float = 0.0
+    refusal_rate: float = 0.0
+    """The share of requests that are refused with an error of Google Cloud."""
+    lost_deletes: float = 0.0
     """The share of deletes that are not queued."""
-    slow: float = 0.3
+    latency: float = 0.3
     """Seconds that a call usually takes."""
+    lookup_failures: float = 0.0
+    """The share of lookups by name that fail."""
+    failed_creations: float = 0.0
+    """The share of requests that are accepted, and whose creation fails later."""
+    visibility_delay: float = 0.0
+    """The longest time in seconds for which a new request is missing in listings and lookups."""
+    failed_boots: float = 0.0
+    """The share of slices that are granted and never become READY."""
 
 
 @dataclass
-class Bill:
-    """The time for which a slice is paid."""
+class BilledSlice:
+    """The time for which a slice is billed."""
 
     node: Node
-    began: float
+    began_at: float
     ended: float | None = None
 
     def seconds(self, now: float) -> float:
-        """Until it was gone, or now."""
-        return (now if self.ended is None else self.ended) - self.began
+        """Return the seconds until the slice was deleted, or until now."""
+        return (now if self.ended is None else self.ended) - self.began_at
 
 
 class SimulatedCloud:
     """An implementation of `cloud.protocol.Cloud`."""
 
     def __init__(self, environment: Environment, zones: Sequence[str], chips: int) -> None:
-        """`chips` of each generation in each zone."""
+        """`chips` is the capacity of each zone, for each generation."""
         self._environment = environment
-        self._dice = environment.streams["cloud"]
+        self._stream = environment.streams["cloud"]
         limits = Limits(capacity={zone: {"v4": chips, "v5e": chips} for zone in zones})
-        timing = CloudTiming(waiting=20.0, provision=90.0, delete=60.0)
-        self.fleet = Fleet(environment.now, limits, timing, seed=self._dice.getrandbits(32))
-        self.weather = Weather()
+        timing = CloudTiming(waiting=20.0, provision=90.0, delete=DELETE_SECONDS)
+        self.fleet = Fleet(environment.now, limits, timing, seed=self._stream.getrandbits(32))
+        self.conditions = Conditions()
         self.zones = tuple(zones)
         self.calls: dict[str, list[float]] = {"ask": [], "release": [], "list": []}
         self._numbers = iter(range(1, 1 << 30))
         self._hosts_of: dict[int, list[Host]] = {}
         self._history: list[tuple[float, tuple[ListedPlacement, ...]]] = []
-        self._stirred = asyncio.Event()
-        self.bills: list[Bill] = []
-        """Every slice that was ready, from then on."""
-        self.asking: list[Callable[[str], None]] = []
-        """Told of every request before it is made."""
+        self._notified = asyncio.Event()
+        self.billed_slices: list[BilledSlice] = []
+        """Every slice that became ready."""
+        self._operations: dict[str, OperationState] = {}
+        self._hidden_until: dict[str, float] = {}
+        self.request_checks: list[Callable[[str], None]] = []
+        """Callbacks that are called before every request."""
 
-    # What goes on there --------------------------------------------------------------------------
+    # The cloud itself ----------------------------------------------------------------------------
 
     async def live(self) -> None:
-        """Let time do its work, for ever."""
+        """Advance the fleet as time passes, without end."""
         while True:
             self.fleet.advance()
             self._carry_out()
             self._remember()
             due = self.fleet.next_change_at()
-            self._stirred.clear()
+            self._notified.clear()
             wait = 3600.0 if due is None else max(0.01, due - self._environment.now())
             try:
                 async with asyncio.timeout(wait):
-                    await self._stirred.wait()
+                    await self._notified.wait()
             except TimeoutError:
                 pass
 
     def lag(self, seconds: float) -> None:
-        """From now on listings are so old."""
-        self.weather.lag = seconds
+        """Make listings this many seconds old."""
+        self.conditions.lag = seconds
         self._remember()
 
-    def stir(self) -> None:
-        """Something changed."""
-        self._stirred.set()
+    def notify(self) -> None:
+        """Wake up the loop that advances the fleet."""
+        self._notified.set()
 
     def _carry_out(self) -> None:
         while self.fleet.orders:
-            for order in self._taken_orders():
+            for order in self._take_orders():
                 match order:
                     case StartHosts(node):
                         self._environment.spawn(self._boot(node))
                     case EndHosts(node, keep_disks):
                         for host in self._hosts_of.pop(node.uid, []):
                             host.end()
-                        for bill in self.bills:
-                            if bill.node is node and bill.ended is None:
-                                bill.ended = self._environment.now()
+                        for billed in self.billed_slices:
+                            if billed.node is node and billed.ended is None:
+                                billed.ended = self._environment.now()
                         self.fleet.hosts_ended(node, disks_kept=keep_disks)
                     case RestartHosts(node):
                         for host in self._hosts_of.get(node.uid, []):
-                            host.reboot(self._dice.delay(60.0))
+                            host.reboot(self._stream.delay(60.0))
             self.fleet.advance()
 
-    def _taken_orders(self) -> list[StartHosts | RestartHosts | EndHosts]:
+    def _take_orders(self) -> list[StartHosts | RestartHosts | EndHosts]:
         orders, self.fleet.orders = self.fleet.orders, []
         return orders
 
@@ -160,33 +176,36 @@ class SimulatedCloud:
         for index in range(node.spec.slice.hosts):
             number = next(self._numbers)
             address = Address(f"34.0.{number >> 8}.{number & 255}", 22, f"10.0.0.{number}")
-            skew = self._dice.choice((0.0, 0.0, 0.1, -0.2, 240.0, -300.0))
+            skew = self._stream.choice((0.0, 0.0, 0.1, -0.2, 240.0, -300.0))
             name = f"{_short(node.spec.name)}/{index}"
             hosts.append(Host(self._environment, name, address, skew, node.machines))
         self._hosts_of[node.uid] = hosts
         self._environment.note("booting", _short(node.spec.name), len(hosts))
         for host in hosts:
             self._environment.hosts[host.address.ssh_ip] = host
-        await asyncio.sleep(self._dice.delay(40.0, 400.0, 0.05))
+        if self.conditions.failed_boots and self._stream.bernoulli(self.conditions.failed_boots):
+            self._environment.note("never boots", _short(node.spec.name))
+            return
+        await asyncio.sleep(self._stream.delay(40.0, 400.0, 0.05))
         if self._hosts_of.get(node.uid) is not hosts:
             return
         for host in hosts:
-            # The cloud calls a slice READY before its last host lets one in.
-            self._environment.spawn(self._boot_host(host, self._dice.delay(5.0, 240.0, 0.1)))
+            # The cloud lists a slice as READY before its last host accepts logins.
+            self._environment.spawn(self._boot_host(host, self._stream.delay(5.0, 240.0, 0.1)))
         addresses = tuple(HostAddress(h.address.ssh_ip, 22, h.address.internal_ip) for h in hosts)
         self.fleet.hosts_booted(node, addresses)
-        self.bills.append(Bill(node, self._environment.now()))
-        self.stir()
+        self.billed_slices.append(BilledSlice(node, self._environment.now()))
+        self.notify()
 
     async def _boot_host(self, host: Host, seconds: float) -> None:
         await asyncio.sleep(seconds)
         if self._environment.hosts.get(host.address.ssh_ip) is host:
             host.up = True
 
-    # What is done to it --------------------------------------------------------------------------
+    # Faults --------------------------------------------------------------------------------------
 
     def ready_nodes(self, zone: str | None = None) -> list[Node]:
-        """Nodes that hosts stand for."""
+        """Return the nodes that have hosts."""
         return [
             node
             for node in self.fleet.nodes.values()
@@ -194,54 +213,98 @@ class SimulatedCloud:
         ]
 
     def hosts_of(self, node: Node) -> list[Host]:
-        """The hosts of a node."""
+        """Return the hosts of a node."""
         return self._hosts_of.get(node.uid, [])
 
     def preempt(self, node: Node, notice: float) -> None:
-        """Take a node, after a notice to its hosts."""
-        self._environment.taken.add(_short(node.spec.name))
+        """Preempt a node, after a notice to its hosts."""
+        self._environment.interrupted_slices.add(_short(node.spec.name))
         self._environment.note("preempt", _short(node.spec.name), notice)
         if notice:
             for host in self.hosts_of(node):
                 host.announce_shutdown("preempted")
         self.fleet.preempt(node, notice)
-        self.stir()
+        self.notify()
+
+    def hang_deletions(self, hang: bool) -> None:
+        """Let new deletions hang until the faults stop, or end this."""
+        delete = NEVER if hang else DELETE_SECONDS
+        self.fleet.timing = replace(self.fleet.timing, delete=delete)
+
+    def end_deletions(self) -> None:
+        """End all deletions that hang."""
+        self.hang_deletions(False)
+        soon = self._environment.now() + DELETE_SECONDS
+        for node in self.fleet.nodes.values():
+            node.gone_at = min(node.gone_at, soon)
+        for request in self.fleet.requests.values():
+            request.due_at = min(request.due_at, soon)
+        self.notify()
+
+    async def maintain(self, node: Node, seconds: float) -> None:
+        """Run maintenance on the machines of a node. Its hosts do not respond meanwhile."""
+        name = _short(node.spec.name)
+        self._environment.note("maintenance", name, seconds)
+        # The job may give the slice up: that is no mistake of its own.
+        self._environment.interrupted_slices.add(name)
+        hosts = self.hosts_of(node)
+        node.health = "UNHEALTHY_MAINTENANCE"
+        for host in hosts:
+            host.hung_until = max(host.hung_until, self._environment.now() + seconds)
+        await asyncio.sleep(seconds)
+        # A longer maintenance may still be in progress.
+        if all(host.hung_until <= self._environment.now() for host in hosts):
+            node.health = ""
 
     def fail_request(self, request: Request, error: RpcStatus | None) -> None:
-        """The cloud gives up a request that waits."""
+        """Let a waiting request fail."""
         if request.state in {RequestState.CREATING, RequestState.WAITING}:
             self._environment.note("request fails", _short(request.spec.name))
-            self._environment.taken.add(_short(request.spec.name))
+            self._environment.interrupted_slices.add(_short(request.spec.name))
             request.state, request.initiator = RequestState.FAILED, Initiator.SERVICE
             request.error = error
-            self.stir()
+            self.notify()
 
-    # What the job manager calls ------------------------------------------------------------------
+    # The calls of the job manager ----------------------------------------------------------------
 
     async def placements(self, zone: str) -> list[ListedPlacement]:
-        """A listing, as old as the weather has it and with its holes."""
+        """List a zone, with the current lag and missing entries."""
         await self._call("list")
         listed = [p for p in self._as_listed() if p.zone == zone]
-        if self.weather.holes:
-            listed = [p for p in listed if not self._dice.chance(self.weather.holes)]
+        if self.conditions.missing_entries:
+            listed = [
+                p for p in listed if not self._stream.bernoulli(self.conditions.missing_entries)
+            ]
         await self._answer()
         return listed
 
     async def find(self, zone: str, name: str) -> ListedPlacement | None:
-        """A get knows what is now."""
+        """Return the current placement. A lookup by name has no lag."""
         await self._call("list")
+        if self._stream.bernoulli(self.conditions.lookup_failures):
+            raise UNAVAILABLE
         placement = next((p for p in self._listed() if p.zone == zone and p.name == name), None)
         await self._answer()
         return placement
 
-    async def ask(self, request: PlacementRequest) -> None:
+    async def operation(self, name: str) -> OperationState | None:
+        """Return the state of the operation that creates a request."""
+        await self._call("list")
+        state = self._operations.get(name)
+        await self._answer()
+        return state
+
+    async def ask(self, request: PlacementRequest) -> str:
         """Queue a request."""
-        for check in self.asking:
+        for check in self.request_checks:
             check(request.name)
         await self._call("ask")
-        if self._dice.chance(self.weather.refuses):
-            raise self._dice.choice(REFUSALS)
+        if self._stream.bernoulli(self.conditions.refusal_rate):
+            raise self._stream.choice(REFUSALS)
         parent = f"projects/{PROJECT}/locations/{request.zone}"
+        operation = f"{parent}/operations/{request.name}-{len(self._operations)}"
+        if self._stream.bernoulli(self.conditions.failed_creations):
+            return await self._create_nothing(request, operation)
         names = [request.name]
         if request.slices > 1:
             names = [f"{request.name}-{n}" for n in range(request.slices)]
@@ -260,13 +323,39 @@ class SimulatedCloud:
         except ApiError as error:
             if error.status.code != 6:
                 raise CloudError(error.status.message, error.status.code) from None
-        self.stir()
+            operation = ""
+        else:
+            self._operations[operation] = OperationState(True)
+            if self.conditions.visibility_delay:
+                shown_at = (
+                    self._environment.now()
+                    + self.conditions.visibility_delay * self._stream.random()
+                )
+                self._hidden_until.setdefault(request.name, shown_at)
+        self.notify()
         await self._answer()
+        return operation
+
+    async def _create_nothing(self, request: PlacementRequest, operation: str) -> str:
+        """Accept a request that is never created: its operation fails, or is lost."""
+        self._environment.note("creates nothing", request.name, request.zone)
+        if self._stream.bernoulli(0.3):
+            # The server has no way to learn the reason.
+            self._environment.interrupted_slices.add(request.name)
+        else:
+            self._operations[operation] = OperationState(False)
+            self._environment.spawn(self._fail_creation(operation))
+        await self._answer()
+        return operation
+
+    async def _fail_creation(self, operation: str) -> None:
+        await asyncio.sleep(self._stream.delay(10.0, 600.0))
+        self._operations[operation] = OperationState(True, self._stream.choice(CREATION_ERRORS))
 
     async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
         """Delete a request and its nodes."""
         await self._call("release")
-        if self._dice.chance(self.weather.deaf):
+        if self._stream.bernoulli(self.conditions.lost_deletes):
             raise CONFLICT
         parent = f"projects/{PROJECT}/locations/{zone}"
         self._environment.note("released", name)
@@ -276,57 +365,62 @@ class SimulatedCloud:
             for node in slices:
                 if f"{parent}/nodes/{node}" in self.fleet.nodes:
                     self.fleet.delete_node(f"{parent}/nodes/{node}")
-        self.stir()
+        self.notify()
         await self._answer()
 
     async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
-        """None is published."""
+        """Return None for every host: no host keys are published."""
         await self._call("list")
         return [None] * len(placement.endpoints)
 
+    async def check_login(self) -> None:
+        """Accept the login."""
+
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
-        """None is published."""
+        """Return None for every host: no instance names are published."""
         return [None] * len(placement.endpoints)
 
     async def bucket_location(self, bucket: str) -> str | None:
-        """Everywhere."""
+        """Return None: the bucket has no fixed location."""
         del bucket
         return None
 
     def explain(self, error: CloudError, zone: str) -> Refusal:
-        """As Google's room does."""
+        """Classify an error by the table for Google Cloud."""
         return refusal(error.code, str(error), zone)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no connection to close."""
 
-    # Between the two -----------------------------------------------------------------------------
+    # Shared parts --------------------------------------------------------------------------------
 
     async def _call(self, kind: str) -> None:
         self.calls[kind].append(self._environment.now())
-        await asyncio.sleep(self._dice.delay(self.weather.slow, 30.0, 0.005))
-        if not self.weather.logged_in:
+        await asyncio.sleep(self._stream.delay(self.conditions.latency, 30.0, 0.005))
+        if not self.conditions.logged_in:
             raise LOGIN
-        if self._dice.chance(self.weather.failing / 2):
-            raise self._dice.choice(PASSING)
+        if self._stream.bernoulli(self.conditions.failure_rate / 2):
+            raise self._stream.choice(PASSING)
 
     async def _answer(self) -> None:
-        """What was asked for is done; its answer may be lost."""
-        await asyncio.sleep(self._dice.delay(0.05))
-        if self._dice.chance(self.weather.failing / 2):
+        """Finish a call that has taken effect. Its response may be lost."""
+        await asyncio.sleep(self._stream.delay(0.05))
+        if self._stream.bernoulli(self.conditions.failure_rate / 2):
             raise NO_ANSWER
 
     def _as_listed(self) -> Iterable[ListedPlacement]:
-        """What listings show now: what is, or what was so many seconds ago."""
-        if not self.weather.lag:
+        """Return the placements that listings show now: the current ones, or those of `lag` seconds
+        ago.
+        """
+        if not self.conditions.lag:
             return self._listed()
-        moment = self._environment.now() - self.weather.lag
-        # Before it began to lag, a listing stands still for a while.
-        known = [seen for at, seen in self._history if at <= moment]
-        return known[-1] if known else self._history[0][1]
+        listed_at = self._environment.now() - self.conditions.lag
+        # A listing does not change for a while after it began to lag.
+        older_listings = [seen for at, seen in self._history if at <= listed_at]
+        return older_listings[-1] if older_listings else self._history[0][1]
 
     def _remember(self) -> None:
-        if not self.weather.lag:
+        if not self.conditions.lag:
             self._history.clear()
             return
         listed = tuple(self._listed())
@@ -334,13 +428,16 @@ class SimulatedCloud:
             self._history.append((self._environment.now(), listed))
 
     def _listed(self) -> Iterator[ListedPlacement]:
-        """All there is, in the words of the API."""
+        """Yield all placements in the format of the API."""
         requests = [_request(request) for request in self.fleet.requests.values()]
         nodes = [_node(node) for node in self.fleet.nodes.values()]
-        yield from placements.combine_listings(requests, nodes)
+        now = self._environment.now()
+        for placement in placements.combine_listings(requests, nodes):
+            if now >= self._hidden_until.get(placement.name, 0.0):
+                yield placement
 
     def resources(self) -> set[str]:
-        """The names of all that exists, or may cost."""
+        """Return the names of all resources that exist or may be billed."""
         requests = {_short(name) for name in self.fleet.requests}
         return requests | {_short(name) for name in self.fleet.nodes}
 
@@ -364,5 +461,5 @@ def _node(node: Node) -> ListedNode:
     ends = tuple(Endpoint(host.host_key, host.ip) for host in node.hosts)
     return ListedNode(
         _short(spec.name), spec.zone, node.state.value, spec.slice.name, spec.labels, ends,
-        request=_short(node.request or ""),
+        request=_short(node.request or ""), health=node.health,
     )  # fmt: skip

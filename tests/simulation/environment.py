@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class Stream(random.Random):
     """A stream of random numbers."""
 
-    def chance(self, probability: float) -> bool:
+    def bernoulli(self, probability: float) -> bool:
         """Return True with this probability."""
         return self.random() < probability
 
     def delay(self, usual: float, rare: float = 0.0, how_rare: float = 0.02) -> float:
         """Return seconds around `usual`, and now and then up to `rare`."""
-        if rare and self.chance(how_rare):
+        if rare and self.bernoulli(how_rare):
             return self.uniform(usual, rare)
         return usual * self.uniform(0.5, 1.5)
 
@@ -51,10 +51,10 @@ class Environment:
         self.loop = loop
         self.streams = streams
         self.hosts: dict[str, Host] = {}
-        """Address → the host that answers there."""
+        """Address → the host at this address."""
         self.buckets: dict[str, Bucket] = {}
         self.folders: dict[str, Folder] = {}
-        """Checkpoint folder → what is in it."""
+        """Checkpoint folder → its contents."""
         self.homes: list[str] = []
         """The id of each job database, in the order of their first use."""
         self.plans: dict[str, Plan] = {}
@@ -66,14 +66,14 @@ class Environment:
         """Job, attempt and host → the number of starts of the program there."""
         self.host_faults: Counter[str] = Counter()
         """Slice → the number of faults of its hosts."""
-        self.taken: set[str] = set()
+        self.interrupted_slices: set[str] = set()
         """Slices that the cloud preempted, or never granted."""
-        self.liars: set[tuple[str, int]] = set()
+        self.misreported_runs: set[tuple[str, int]] = set()
         """Job and attempt of programs that a host wrongly reported as ended."""
-        self.starting: list[Callable[[str, int, str], None]] = []
-        """Called at every start of a program."""
+        self.start_checks: list[Callable[[str, int, str], None]] = []
+        """Callbacks that are called at every start of a program."""
         self.trace: list[tuple[Any, ...]] = []
-        self.broken: list[str] = []
+        self.violations: list[str] = []
         """Invariants that were violated."""
         self.quiet = False
         """True after the faults have stopped."""
@@ -95,29 +95,31 @@ class Environment:
     def is_bad(self, machine: str) -> bool:
         """Return True if a chip of the machine computes wrong results, until the faults stop."""
         if machine not in self._bad:
-            self._bad[machine] = self.streams[f"machine {machine}"].chance(0.08)
+            self._bad[machine] = self.streams[f"machine {machine}"].bernoulli(0.08)
         return self._bad[machine] and not self.quiet
 
-    def note(self, *what: Any) -> None:
+    def note(self, *event: Any) -> None:
         """Record an event."""
-        self.trace.append((round(self.now() - self._begin, 3), *what))
+        self.trace.append((round(self.now() - self._begin, 3), *event))
 
-    def fail(self, promise: str) -> None:
+    def fail(self, violation: str) -> None:
         """Record the violation of an invariant, and end the simulation."""
-        self.note("BROKEN", promise)
-        self.broken.append(promise)
+        self.note("BROKEN", violation)
+        self.violations.append(violation)
         self.loop.stop()
 
-    def spawn(self, work: Coroutine[Any, Any, Any], party: str = "world") -> asyncio.Task[Any]:
+    def spawn(
+        self, work: Coroutine[Any, Any, Any], party: str = "environment"
+    ) -> asyncio.Task[Any]:
         """Start a task on behalf of a party."""
         context = copy_context()
         context.run(PARTY.set, party)
         task = self.loop.create_task(work, context=context)
         self._tasks.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._on_done)
         return task
 
-    def _over(self, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(f"the simulation itself failed: {error!r}")

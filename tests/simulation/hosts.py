@@ -1,4 +1,4 @@
-"""Hosts that answer as the agent does: what it says, what it remembers, and how it may go wrong."""
+"""Simulated hosts: they respond like the agent, keep its state, and have faults."""
 
 import asyncio
 import base64
@@ -18,15 +18,15 @@ from tests.simulation.environment import Environment
 from tests.simulation.programs import Running
 
 BEAT = 550.0
-"""Seconds between two lines of `watch` where nothing happens."""
+"""Seconds between two lines of `watch` if nothing changes."""
 LASTING = {"step", "stop"}
-"""What takes time on a host; the rest is done at once."""
+"""Commands that take time on a host. The others finish at once."""
 NO_SPACE = "OSError: [Errno 28] No space left on device"
 
 
 @dataclass
 class HostRun:
-    """One attempt as the host's disk remembers it, and its program while it lives."""
+    """One attempt in the state of a host's disk, and its program while it runs."""
 
     host: "Host"
     folder: str
@@ -41,20 +41,20 @@ class HostRun:
     started_at: float | None = None
     coordinator: str = ""
     burn_in: str = ""
-    """How its burn-in went, as far as it has come; empty where there is none."""
+    """The state of the burn-in; empty if there is none."""
     ending: dict[str, Any] | None = None
     heartbeat: dict[str, Any] | None = None
     alive: bool = False
     log: bytes = b""
     steps: set[str] = field(default_factory=set)
 
-    def told(self, beat: dict[str, Any]) -> None:
-        """The program wrote a heartbeat."""
+    def on_heartbeat(self, beat: dict[str, Any]) -> None:
+        """Record a heartbeat that the program wrote."""
         self.heartbeat = beat
-        self.host.stir()
+        self.host.notify()
 
-    def ended(self, code: int, error: str) -> None:
-        """The program ended."""
+    def on_end(self, code: int, error: str) -> None:
+        """Record the end of the program."""
         if not self.alive:
             return
         self.alive = False
@@ -69,15 +69,15 @@ class HostRun:
             "error_at": at,
             "tail": [error] * (code != 0),
         }
-        self.host.stir()
+        self.host.notify()
 
     def running(self) -> Running:
-        """The program, all ranks."""
+        """Return the program with all its ranks."""
         return self.host.environment.running[self.job, self.attempt]
 
     def status(self) -> dict[str, Any]:
-        """As the agent tells it."""
-        known: dict[str, Any] = {
+        """Return the status in the format of the agent."""
+        status: dict[str, Any] = {
             "state": "none",
             "stopped": self.stopped,
             "going_down": self.host.going_down,
@@ -85,23 +85,23 @@ class HostRun:
             "log_size": len(self.log),
         }
         if self.started_at is None:
-            return known
-        known |= {
+            return status
+        status |= {
             "state": "running",
             "started_at": self.started_at,
             "coordinator": self.coordinator,
         }
         if self.burn_in:
-            known["burnin"] = {"verdict": self.burn_in, "seconds": 30.0}
+            status["burnin"] = {"verdict": self.burn_in, "seconds": 30.0}
         if self.ending is not None:
-            known |= {**self.ending, "state": "exited"}
+            status |= {**self.ending, "state": "exited"}
         elif not self.alive:
-            known["state"] = "lost"
-        return known
+            status["state"] = "lost"
+        return status
 
 
 class Host:
-    """One machine of a slice."""
+    """One host of a slice."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Host:
         skew: float,
         machines: Sequence[str],
     ) -> None:
-        """It boots, and does not answer before `up`; `machines` are those under its whole slice."""
+        """Boot a host. It does not respond before `up`. `machines` are those of its whole slice."""
         self.environment, self.name, self.address = environment, name, address
         self._machines = machines
         self._skew = skew
@@ -126,56 +126,56 @@ class Host:
         self._lines_cut = 0
 
     def clock(self) -> float:
-        """What the host takes for the time."""
+        """Return the time of the host's own clock."""
         return self.environment.now() + self._skew
 
-    def stir(self) -> None:
-        """Whoever watches has something to read."""
+    def notify(self) -> None:
+        """Wake up every `watch` of this host."""
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # What happens to it --------------------------------------------------------------------------
+    # Faults --------------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """Every connection to it ends."""
+        """Close every connection to the host."""
         self._lines_cut += 1
-        self.stir()
+        self.notify()
 
     def end(self) -> None:
-        """It is gone: programs, disk and all."""
+        """Remove the host with its programs and its disk."""
         self.up = False
         self._kill_programs()
         self.environment.hosts.pop(self.address.ssh_ip, None)
         self.cut()
 
-    def misbehaves(self) -> None:
-        """Note that a verdict against it would be just."""
+    def record_fault(self) -> None:
+        """Record that a verdict against this host would be correct."""
         self.environment.host_faults[self.name.rpartition("/")[0]] += 1
 
     def hang(self, seconds: float) -> None:
-        """It answers nothing for a while; what it runs goes on."""
-        self.misbehaves()
+        """Stop responding for a while. The programs continue."""
+        self.record_fault()
         self.hung_until = self.environment.now() + seconds
 
     def mute(self, seconds: float) -> None:
-        """It hears and does what it is told, and no answer comes back."""
-        self.misbehaves()
+        """Execute commands, but send no responses for a while."""
+        self.record_fault()
         self.mute_until = self.environment.now() + seconds
         self.cut()
 
     def lie(self, code: int) -> None:
-        """It gives its program out as ended, while that runs on."""
+        """Report a program as ended while it still runs."""
         for host_run in self.attempts.values():
             if host_run.alive and host_run.ending is None:
-                self.misbehaves()
+                self.record_fault()
                 self.environment.note("lie", host_run.job, host_run.attempt, self.name, code)
-                self.environment.liars.add((host_run.job, host_run.attempt))
+                self.environment.misreported_runs.add((host_run.job, host_run.attempt))
                 host_run.ending = {"exit_code": code, "error": "", "error_at": None, "tail": []}
-        self.stir()
+        self.notify()
 
     def reboot(self, seconds: float) -> None:
-        """It goes down and comes back with its disk and without its programs."""
-        self.misbehaves()
+        """Reboot the host. It keeps its disk, and its programs are lost."""
+        self.record_fault()
         self.up = False
         self._kill_programs()
         self.cut()
@@ -193,31 +193,31 @@ class Host:
                 self.environment.note("killed", host_run.job, host_run.attempt, self.name)
                 host_run.running().gone(host_run.rank)
 
-    def announce_shutdown(self, why: str) -> None:
-        """It is told that it will be taken, and ends its programs first."""
-        self.going_down = why
+    def announce_shutdown(self, reason: str) -> None:
+        """Announce a preemption to the host, which ends its programs first."""
+        self.going_down = reason
         for host_run in self.attempts.values():
             if host_run.alive:
                 self._terminate(host_run)
-        self.stir()
+        self.notify()
 
     def _terminate(self, host_run: HostRun) -> None:
         if host_run.burn_in == "running":
-            host_run.ended(-15, "")
+            host_run.on_end(-15, "")
             return
         seconds = host_run.running().seconds_to_end()
         if seconds is not None:
-            self.environment.spawn(self._ends(host_run, seconds))
+            self.environment.spawn(self._end_after(host_run, seconds))
 
-    async def _ends(self, host_run: HostRun, seconds: float) -> None:
+    async def _end_after(self, host_run: HostRun, seconds: float) -> None:
         await asyncio.sleep(seconds)
         if host_run.alive:
             host_run.running().ends_after_sigterm(host_run.rank)
 
-    # What it is asked ----------------------------------------------------------------------------
+    # Commands of the agent -----------------------------------------------------------------------
 
     async def do(self, arguments: list[str], sent: bytes) -> tuple[int, str, str]:
-        """One verb of the agent: exit code, what it says, and its complaint."""
+        """Run one command of the agent. Return exit code, output and error."""
         verb = arguments[0]
         if self.environment.now() < self.full_until and verb in {
             "prepare",
@@ -225,7 +225,7 @@ class Host:
             "unpack",
             "step",
         }:
-            self.misbehaves()
+            self.record_fault()
             return 1, "", NO_SPACE
         if verb == "free-port":
             return 0, json.dumps({"port": 8476}), ""
@@ -267,7 +267,7 @@ class Host:
             int(variables["DRUMLINE_HOST"]),
             int(variables["DRUMLINE_HOSTS"]),
         )
-        self._kill_programs(but=host_run)  # whatever holds the chips
+        self._kill_programs(but=host_run)  # Free the chips.
         machine = self._machines[int(self.name.rpartition("/")[2])]
         return {"have_code": True, "identity": {"physical_host": machine}}
 
@@ -280,7 +280,7 @@ class Host:
             run = (host_run.job, host_run.attempt, self.name)
             environment.started[run] = environment.started.get(run, 0) + 1
             environment.note("start", *run)
-            for check in environment.starting:
+            for check in environment.start_checks:
                 check(*run)
             key = (host_run.job, host_run.attempt)
             if key not in environment.running:
@@ -293,22 +293,22 @@ class Host:
                 environment.spawn(self._burn_in(host_run))
             else:
                 host_run.running().join(host_run.rank, host_run)
-            self.stir()
+            self.notify()
         return host_run.status()
 
     async def _burn_in(self, host_run: HostRun) -> None:
-        """What comes before the program: all hosts find the same bad machine, or begin it."""
+        """Run the burn-in. All hosts report the same bad machine, or start the program."""
         await asyncio.sleep(self.environment.streams["hosts"].delay(60.0))
         if not host_run.alive or not self.up:
             return
-        bad = [place for place, name in enumerate(self._machines) if self.environment.is_bad(name)]
+        bad = [index for index, name in enumerate(self._machines) if self.environment.is_bad(name)]
         if bad:
-            self.misbehaves()
-            host_run.ended(86, f"drumline: chip 0 of host {bad[0]} computes wrong: a checksum")
+            self.record_fault()
+            host_run.on_end(86, f"drumline: chip 0 of host {bad[0]} computes wrong: a checksum")
             return
         host_run.burn_in = "pass"
         host_run.running().join(host_run.rank, host_run)
-        self.stir()
+        self.notify()
 
     async def _stop(self, host_run: HostRun, grace: float) -> None:
         host_run.stopped = True
@@ -319,10 +319,10 @@ class Host:
             await asyncio.sleep(min(1.0, max(0.01, deadline - self.environment.now())))
         if host_run.alive:
             host_run.running().rank_died(host_run.rank, -9)
-        self.stir()
+        self.notify()
 
     async def watch(self, folder: str, offset: int) -> AsyncIterator[bytes]:
-        """The log from an offset, and the status at each change, until the line is cut."""
+        """Yield the log from an offset and each new status, until the connection is cut."""
         cut = self._lines_cut
         host_run = self.attempts.setdefault(folder, HostRun(self, folder))
         last_status: dict[str, Any] | None = None
@@ -348,20 +348,22 @@ class Host:
 
 
 class SimulatedConnection:
-    """Stands for `hosts.connection.Connection`: the same calls, to a simulated host."""
+    """The simulated counterpart of `hosts.connection.Connection`: the same methods, to a simulated
+    host.
+    """
 
     environment: Environment
-    """Set by whoever runs the simulation."""
+    """Set by `isolate`."""
 
     def __init__(self, host: Host) -> None:
-        """Connected."""
+        """Take a host that accepted the connection."""
         self._host = host
         self._cut = host._lines_cut
-        self._dice = host.environment.streams["connections"]
+        self._stream = host.environment.streams["connections"]
 
     @classmethod
     async def open(cls, address: Address, key: Path, known: Any, timing: Timing) -> Self:
-        """Connect; raises as SSH does."""
+        """Connect. Raises the errors of SSH."""
         del key, known
         environment = cls.environment
         stream = environment.streams["connections"]
@@ -380,8 +382,8 @@ class SimulatedConnection:
         """Run a command to its end."""
         host, environment = self._host, self._host.environment
         await self._pass_through()
-        lossy = not environment.quiet and self._dice.chance(0.01)
-        if lossy and self._dice.chance(0.5):
+        lossy = not environment.quiet and self._stream.bernoulli(0.01)
+        if lossy and self._stream.bernoulli(0.5):
             raise asyncssh.ConnectionLost("connection lost")
         if input_file is not None:
             input_bytes = input_file.name.encode()
@@ -392,25 +394,28 @@ class SimulatedConnection:
             return CompletedCommand(0, "", "")
         arguments = _words(command)
         if arguments[0] in LASTING:
-            # What runs on the host does not depend on us; we may be cut off from its answer.
-            doing = environment.spawn(host.do(arguments, input_bytes))
-            while not doing.done():
-                await asyncio.wait({doing}, timeout=5.0)
+            # The command continues on the host even if the connection to it is cut.
+            task = environment.spawn(host.do(arguments, input_bytes))
+            while not task.done():
+                await asyncio.wait({task}, timeout=5.0)
                 await self._pass_through()
-            code, output, complaint = doing.result()
+            code, output, error = task.result()
         else:
-            code, output, complaint = await host.do(arguments, input_bytes)
+            code, output, error = await host.do(arguments, input_bytes)
             await self._pass_through()
         if lossy or environment.now() < host.mute_until:
             raise asyncssh.ConnectionLost("connection lost")
-        if not environment.quiet and self._dice.chance(0.003):
-            host.misbehaves()
+        if not environment.quiet and self._stream.bernoulli(0.003):
+            host.record_fault()
             output = '{"state": 7'
-        return CompletedCommand(code, output, complaint)
+        return CompletedCommand(code, output, error)
 
     async def _pass_through(self) -> None:
-        """The way to the host and back, if there is one."""
-        await asyncio.sleep(self._dice.delay(0.05))
+        """Simulate the network between server and host.
+
+        Raises `ConnectionLost` if there is no path.
+        """
+        await asyncio.sleep(self._stream.delay(0.05))
         host = self._host
         if host.environment.now() < host.hung_until:
             await asyncio.sleep(6.0)
@@ -419,7 +424,7 @@ class SimulatedConnection:
             raise asyncssh.ConnectionLost("connection lost")
 
     async def lines(self, command: str) -> AsyncIterator[bytes]:
-        """What a long-lived command says, line by line."""
+        """Yield the lines of a long-lived command."""
         arguments = _words(command)
         await self._pass_through()
         async for line in self._host.watch(arguments[1], int(arguments[2])):
@@ -427,13 +432,13 @@ class SimulatedConnection:
             await self._pass_through()
 
     def abort(self) -> None:
-        """Let go without a word."""
+        """Do nothing: a simulated connection holds nothing open."""
 
     async def close(self) -> None:
-        """Let go."""
+        """Do nothing: a simulated connection holds nothing open."""
 
 
 def _words(command: str) -> list[str]:
-    """What the agent is called with."""
+    """Split the arguments of an agent command."""
     arguments = command[len(AGENT_COMMAND) :]
     return shlex.split(arguments) if "'" in arguments else arguments.split()

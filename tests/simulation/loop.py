@@ -1,9 +1,9 @@
-"""An event loop in which nothing is left to chance but what the seed says.
+"""An event loop that is deterministic for a seed.
 
-Time is virtual: it jumps to the next timer when nothing is ready. Of several callbacks that are
-ready, the seed says which runs next. There are no threads, no sockets and no signals: whoever asks
-for one is told so by an exception. Each callback belongs to a *party*, the one that scheduled it;
-a party can be killed, after which none of its callbacks runs again, or be put to sleep for a while.
+Time is virtual: it jumps to the next timer when nothing is ready. If several callbacks are ready,
+the seed decides which runs next. There are no threads, sockets or signals; using one raises an
+exception. Each callback belongs to the *party* that scheduled it. A party can be killed, after
+which none of its callbacks runs again, or put to sleep for a while.
 """
 
 import asyncio
@@ -15,34 +15,34 @@ from contextvars import ContextVar
 from typing import Any, NoReturn
 from weakref import WeakSet
 
-PARTY: ContextVar[str] = ContextVar("party", default="world")
-"""Who runs now: the world, or one life of the server."""
+PARTY: ContextVar[str] = ContextVar("party", default="environment")
+"""The party of the running callback: the environment, or one process of the server."""
 
 
 RESOLUTION = 1e-5
-"""Seconds. At this date a float has no smaller steps; a timer missed by one would never ring."""
+"""Seconds. A float has no smaller steps at this date, so an exact comparison would miss timers."""
 
 
-MOMENT = 50_000
-"""Callbacks that no moment needs."""
+MAX_STEPS_PER_INSTANT = 50_000
+"""More callbacks than any instant needs."""
 
 
 class Deadlock(Exception):
-    """Nothing is ready and no timer is set: what is awaited can never come."""
+    """Nothing is ready and no timer is set, so the awaited future never completes."""
 
 
 class Spinning(Exception):
-    """Time does not pass any more, because something is always ready."""
+    """Time does not advance, because a callback is always ready."""
 
 
 class NotSimulated(Exception):
-    """Something was asked for that would make two runs of a seed differ."""
+    """A call would make two runs of a seed differ."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
     """Runs callbacks one at a time, in an order drawn from `order`."""
 
-    # What every asyncio loop has, and its published types leave out.
+    # Every asyncio loop has this attribute, but the published types omit it.
     _ready: deque[Any]
 
     def __init__(self, order: random.Random, begin: float = 1_800_000_000.0) -> None:
@@ -51,39 +51,39 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._order = order
         self._queue: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers = 0
-        self._moment = 0
-        """How many callbacks had run when time last passed."""
+        self._steps_at_tick = 0
+        """The number of callbacks that had run when time last advanced."""
         self._now = begin
         self._killed: set[str] = set()
         self._asleep: dict[str, list[asyncio.Handle]] = {}
         self.steps = 0
-        """Callbacks that ran so far."""
+        """The number of callbacks that ran so far."""
         self._alarms: list[tuple[int, Callable[[], None]]] = []
         self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     def time(self) -> float:
-        """The virtual time."""
+        """Return the virtual time."""
         return self._now
 
     def kill(self, party: str) -> None:
-        """Nothing that this party scheduled runs any more: no `finally`, no farewell."""
+        """Drop all callbacks of this party: no `finally` runs."""
         self._killed.add(party)
         self._asleep.pop(party, None)
 
     def after_steps(self, steps: int, work: Callable[[], None]) -> None:
-        """Do something right after so many more callbacks, in the midst of whatever goes on."""
+        """Call `work` right after so many more callbacks."""
         self._alarms.append((self.steps + steps, work))
 
     def put_to_sleep(self, party: str) -> None:
-        """What this party scheduled waits until it wakes."""
+        """Hold back the callbacks of this party until it wakes up."""
         self._asleep.setdefault(party, [])
 
     def wake_up(self, party: str) -> None:
-        """All that became ready meanwhile runs now, late."""
+        """Run the callbacks that became ready while the party slept."""
         self._ready.extend(self._asleep.pop(party, []))
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        """As every loop does, without the checks for other threads."""
+        """Schedule a callback, without asyncio's checks for other threads."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -91,24 +91,24 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> Any:
-        """Timers of one moment in the order in which they were set."""
+        """Schedule a timer. Timers of one instant run in the order in which they were set."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers += 1
         heapq.heappush(self._queue, (when, self._timers, timer))
         return timer
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
-        """As every loop does, and remember it: asyncio's own list has those of all loops."""
+        """Create a task and remember it: asyncio's own list has the tasks of all loops."""
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks.add(task)
         return task
 
-    def under_way(self) -> list[asyncio.Task[Any]]:
-        """The tasks that are not done; whoever keeps them keeps the collector from closing them."""
+    def pending_tasks(self) -> list[asyncio.Task[Any]]:
+        """Return the pending tasks. Holding them keeps the garbage collector from closing them."""
         return [task for task in self._tasks if not task.done()]
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
-        """It is passed over when its time comes."""
+        """Do nothing: a cancelled timer is skipped at its time."""
 
     def _run_once(self) -> None:
         ready, queue = self._ready, self._queue
@@ -118,8 +118,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if not queue:
                 raise Deadlock
             if queue[0][0] > self._now:
-                self._now, self._moment = queue[0][0], self.steps
-        elif self.steps > self._moment + MOMENT:
+                self._now, self._steps_at_tick = queue[0][0], self.steps
+        elif self.steps > self._steps_at_tick + MAX_STEPS_PER_INSTANT:
             raise Spinning
         due = self._now + RESOLUTION
         while queue and queue[0][0] < due:
@@ -133,7 +133,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         handle = ready.popleft()
         if handle._cancelled:
             return
-        party = handle._context.get(PARTY, "world")
+        party = handle._context.get(PARTY, "environment")
         if party in self._killed:
             return
         if party in self._asleep:
@@ -142,13 +142,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         handle._run()
         self.steps += 1
         if self._alarms:
-            rings = [work for step, work in self._alarms if step <= self.steps]
+            callbacks_due = [work for step, work in self._alarms if step <= self.steps]
             self._alarms = [alarm for alarm in self._alarms if alarm[0] > self.steps]
-            for work in rings:
+            for work in callbacks_due:
                 work()
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
-        """Done at once: there are no threads here."""
+        """Call the function at once, since there are no threads."""
         del executor
         future = self.create_future()
         try:
@@ -160,7 +160,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None
     ) -> Any:
-        """The one thread there is."""
+        """Schedule a callback, since there is only one thread."""
         return self.call_soon(callback, *args, context=context)
 
     def _process_events(self, event_list: Any) -> None:
@@ -173,5 +173,5 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         raise NotSimulated("a file descriptor was to be read")
 
     async def create_connection(self, *_: Any, **__: Any) -> NoReturn:
-        """There is no network."""
+        """Raise, since there is no network."""
         raise NotSimulated("a connection was to be opened")

@@ -75,14 +75,14 @@ def preemptions_count_as_failures() -> AbstractContextManager[Any]:
     """Count a lost slice as a failure of the program."""
     real = outcomes.after_preemption
 
-    def counted(job: Job, *rest: Any, **more: Any) -> Decision:
+    def count_failures(job: Job, *rest: Any, **more: Any) -> Decision:
         decision = real(job, *rest, **more)
         ended = tuple(replace(e, outcome=Outcome.PROGRAM_FAILED) for e in decision.ended)
         return replace(decision, ended=ended)
 
     return _all_of(
-        patch.object(lifecycle, "after_preemption", counted),
-        patch("drumline.jobs.core.diagnosis.after_preemption", counted),
+        patch.object(lifecycle, "after_preemption", count_failures),
+        patch("drumline.jobs.core.diagnosis.after_preemption", count_failures),
     )
 
 
@@ -99,8 +99,8 @@ def a_gap_in_one_listing_counts_as_gone() -> AbstractContextManager[Any]:
     """Treat a slice that a listing leaves out as gone."""
     real = polling.ZonePolls.poll
 
-    async def poll(self: Any, zone: str, expected: Any = ()) -> Any:
-        del expected
+    async def poll(self: Any, zone: str, expected: Any = (), operations: Any = None) -> Any:
+        del expected, operations
         return await real(self, zone)
 
     return patch.object(polling.ZonePolls, "poll", poll)
@@ -155,11 +155,11 @@ def kept_slices_are_never_released() -> AbstractContextManager[Any]:
     """Keep the slice of a cancelled job without limit."""
     real = lifecycle._keep_for_resume
 
-    def holding(job: Job, placement: Any, seen: Any, now: float) -> Decision:
+    def keep(job: Job, placement: Any, seen: Any, now: float) -> Decision:
         del now
         return real(replace(job, kept_until=1e12), placement, seen, 0.0)
 
-    return patch.object(lifecycle, "_keep_for_resume", holding)
+    return patch.object(lifecycle, "_keep_for_resume", keep)
 
 
 def a_new_server_repeats_the_attempt() -> AbstractContextManager[Any]:
@@ -294,6 +294,44 @@ def file_names_of_an_old_writer_are_reused() -> AbstractContextManager[Any]:
     return patch.object(fence.Fence, "abandoned", ())
 
 
+def a_cancel_needs_no_confirmation() -> AbstractContextManager[Any]:
+    """Count a program as stopped after one try, also on hosts that did not answer."""
+
+    def stopped(self: Any, job: Job) -> bool:
+        return sessions.attempt_key(job) in self._stopped
+
+    return patch.object(sessions.Sessions, "stopped", stopped)
+
+
+def requests_that_are_not_visible_count_as_preempted() -> AbstractContextManager[Any]:
+    """Give a request up that the cloud does not show within its first minute."""
+    return patch.object(lifecycle, "_may_appear", lambda *_: False)
+
+
+def errors_of_create_operations_are_ignored() -> AbstractContextManager[Any]:
+    """Never read the operation that creates a slice."""
+
+    async def read_nothing(*_: Any) -> tuple[set[str], set[str], dict[str, Any]]:
+        return set(), set(), {}
+
+    return patch.object(polling.ZonePolls, "_read_operations", read_nothing)
+
+
+def slices_boot_without_a_deadline() -> AbstractContextManager[Any]:
+    """Wait for ever for a slice that was granted and never becomes READY."""
+    real = lifecycle.decide
+
+    def decide(job: Job, observations: Any, now: float, timeouts: Any) -> Decision:
+        return real(job, observations, now, replace(timeouts, booting=1e12))
+
+    return patch.object(lifecycle, "decide", decide)
+
+
+def maintenance_counts_as_a_bad_host() -> AbstractContextManager[Any]:
+    """Ignore that the cloud lists a maintenance."""
+    return patch("drumline.cloud.google.placements._maintenance", lambda _: "")
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     releases_are_dropped,
     a_program_starts_while_the_old_one_runs,
@@ -322,22 +360,27 @@ MUTATIONS: tuple[Mutation, ...] = (
     fencing_numbers_do_not_grow,
     checkpoint_folders_have_no_owner,
     file_names_of_an_old_writer_are_reused,
+    a_cancel_needs_no_confirmation,
+    requests_that_are_not_visible_count_as_preempted,
+    errors_of_create_operations_are_ignored,
+    slices_boot_without_a_deadline,
+    maintenance_counts_as_a_bad_host,
 )
 
 
 def seeds_needed(
     mutation: Mutation, workers: int, max_seeds: int = MAX_SEEDS
 ) -> tuple[int, str] | None:
-    """Return the first seed that finds the bug and the broken invariant; None if none does."""
+    """Return the first seed that finds the bug, and the violated invariant, or None."""
     with mutation():
-        for seed, broken in run_all(_broken, range(1, max_seeds + 1), workers):
-            if broken:
-                return seed, broken
+        for seed, violation in run_all(_first_violation, range(1, max_seeds + 1), workers):
+            if violation:
+                return seed, violation
     return None
 
 
-def _broken(seed: int) -> str:
-    return next(iter(simulate(generate_schedule(seed)).broken), "")
+def _first_violation(seed: int) -> str:
+    return next(iter(simulate(generate_schedule(seed)).violations), "")
 
 
 def main() -> int:
@@ -351,19 +394,19 @@ def main() -> int:
     names = {mutation.__name__ for mutation in MUTATIONS}
     if unknown := set(arguments.names) - names:
         options.error(f"{min(unknown)} is none of {', '.join(sorted(names))}")
-    missed = 0
+    missed_count = 0
     for mutation in MUTATIONS:
         if arguments.names and mutation.__name__ not in arguments.names:
             continue
         result = seeds_needed(mutation, arguments.workers, arguments.seeds)
-        missed += result is None
+        missed_count += result is None
         name = mutation.__name__.replace("_", " ")
         text = f"not found in {arguments.seeds} seeds"
         if result is not None:
             text = f"by seed {result[0]:4}  {result[1]}"
         print(f"{name:48} {text}", flush=True)
-    print(f"{missed} not found")
-    return 1 if missed else 0
+    print(f"{missed_count} not found")
+    return 1 if missed_count else 0
 
 
 if __name__ == "__main__":

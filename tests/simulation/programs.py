@@ -1,9 +1,9 @@
-"""What users' programs do: step, save, tell, fail, hang, and leave when they are told to.
+"""Simulated programs of users: they step, save, report, fail, hang, and end on SIGTERM.
 
 The ranks of one attempt are one program: it steps when all have started, and when one dies the
-others follow. Checkpoints are in a bucket, which outlives every slice, behind the real fence. What
-a program had begun when its host was taken may still be done, hours later: a paused machine wakes
-up, or the bucket is slow.
+others follow. Checkpoints are in a bucket, which outlives every slice, behind the real fence. A
+write that was in flight when its host was preempted may still complete hours later, because a
+paused machine wakes up or the bucket is slow.
 """
 
 import asyncio
@@ -21,40 +21,40 @@ BEAT = 900.0
 WRITING = 20.0
 """Seconds that a checkpoint usually takes to be written."""
 LATE = 0.3
-"""How often what a program had begun when it was ended is done nevertheless."""
+"""The share of killed programs whose write in flight still completes."""
 
-Failing = Literal["exit", "killed", "hang"]
-Manner = Literal["leaves", "dies", "ignores"]
-"""What a program does on SIGTERM: save and exit 75, die of it, or nothing."""
+FailureKind = Literal["exit", "killed", "hang"]
+SigtermReaction = Literal["leaves", "dies", "ignores"]
+"""A program's reaction to SIGTERM: save and exit 75, die of it, or ignore it."""
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A failure of the program, once: the run that comes to this step has it."""
+    """A failure of the program that occurs once, in the run that reaches this step."""
 
     step: int
-    kind: Failing
+    kind: FailureKind
     rank: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the program of one job does."""
+    """The behaviour of one job's program."""
 
     steps: int
     seconds: float
-    """How long a step takes."""
+    """Duration of a step in seconds."""
     save_every: int
     """Steps between two checkpoints."""
     bugs: tuple[Bug, ...] = ()
-    on_sigterm: Manner = "dies"
-    tells: bool = True
-    """Whether it writes heartbeats."""
+    on_sigterm: SigtermReaction = "dies"
+    writes_heartbeats: bool = True
+    """True if it writes heartbeats."""
 
 
 @dataclass
 class Bucket:
-    """How far a job has come, by what is in its checkpoints."""
+    """The progress of a job in its checkpoints."""
 
     saved: int = 0
     bugs_had: set[int] = field(default_factory=set)
@@ -62,7 +62,7 @@ class Bucket:
 
 
 class Folder:
-    """A checkpoint folder: its claims, its complete checkpoints, and who has written what."""
+    """A checkpoint folder: its claims, its complete checkpoints, and their writers."""
 
     def __init__(self, environment: Environment, name: str) -> None:
         """Begin empty."""
@@ -79,35 +79,37 @@ class Folder:
         return fence_of(writer, self.records, self.complete.__contains__)
 
     def restore(self, job: str) -> int:
-        """The newest step that a program of this job goes on from."""
+        """Return the newest step from which a program of this job resumes."""
         others = {other for other, _ in self.complete.values()} - {job}
         if others:
             self._environment.fail(f"{job} finds checkpoints of {min(others)} in {self._name}")
         return max((step for _, step in self.complete.values()), default=0)
 
     def new_name(self, step: int, fence: Fence) -> str:
-        """The name of a new checkpoint: one that no earlier writer may still write to."""
+        """Return a name for a new checkpoint that no earlier writer may still write to."""
         name = str(step)
         return name if name not in fence.abandoned else f"{name}.{fence.number}"
 
     def put(self, name: str, job: str, step: int, writer: Fence) -> None:
-        """The last byte of a checkpoint arrives."""
+        """Complete a checkpoint."""
         self._check("wrote to", name, job, writer)
         self.complete[name] = (job, step)
 
     def remove(self, name: str, job: str, writer: Fence) -> None:
-        """A checkpoint is removed."""
+        """Remove a checkpoint."""
         self._check("removed", name, job, writer)
         self.complete.pop(name, None)
 
-    def _check(self, did: str, name: str, job: str, writer: Fence) -> None:
-        """A writer that was replaced touches nothing that the one after it may use."""
+    def _check(self, action: str, name: str, job: str, writer: Fence) -> None:
+        """Check that a replaced writer changes no file that its successor may use."""
         holder = newest(self.records)
         if holder is None or holder.since == writer.number:
             return
         used_since = self.announced.get(name, 0) > writer.number
         if used_since or name not in (*holder.abandoned, *holder.removing):
-            text = f"{job} {did} {name} in {self._name}, which {holder.writer.job} has taken over"
+            text = (
+                f"{job} {action} {name} in {self._name}, which {holder.writer.job} has taken over"
+            )
             self._environment.fail(text)
 
 
@@ -125,71 +127,73 @@ class Running:
         owner: str = "",
         fence: int = 0,
     ) -> None:
-        """Nothing happens before every rank has started."""
+        """Wait for every rank; the program steps after all have started."""
         self._environment = environment
         self.job, self.attempt, self._ranks = job, attempt, ranks
         self._plan = plan
         self._bucket = environment.buckets.setdefault(job, Bucket())
-        where = checkpoint or job
-        self._folder = environment.folders.setdefault(where, Folder(environment, where))
+        folder_name = checkpoint or job
+        self._folder = environment.folders.setdefault(folder_name, Folder(environment, folder_name))
         self._identity = (owner, fence)
         self._fence: Fence | None = None
         self._writing: tuple[str, int] | None = None
         """The name and the step of the checkpoint that is being written."""
         self._joined: dict[int, Any] = {}
-        """Rank → where it runs: what is told `told` and `ended`."""
+        """Rank → its `HostRun`, which receives `told` and `ended`."""
         self._task: asyncio.Task[None] | None = None
         self.step = self._bucket.saved
         self.hanging = False
 
-    def join(self, rank: int, place: Any) -> None:
-        """A rank has started."""
-        self._joined[rank] = place
+    def join(self, rank: int, host_run: Any) -> None:
+        """Add a rank that has started."""
+        self._joined[rank] = host_run
         if len(self._joined) == self._ranks:
-            self._task = self._environment.spawn(self._go())
+            self._task = self._environment.spawn(self._run())
 
-    async def _go(self) -> None:
+    async def _run(self) -> None:
         plan, bucket = self._plan, self._bucket
         await asyncio.sleep(20.0)  # compiling
         try:
             self._fence = self._folder.claim(self.job, self.attempt, *self._identity)
-        except UserError as refusal:
+        except UserError as error:
             if not self._was_replaced():
-                self._environment.fail(f"attempt {self.attempt} of {self.job}: {refusal}")
-            self.rank_died(0, 2, str(refusal))
+                self._environment.fail(f"attempt {self.attempt} of {self.job}: {error}")
+            self.rank_died(0, 2, str(error))
             return
         resumed = self.step = self._folder.restore(self.job)
-        self._tell(resumed)
+        self._write_heartbeat(resumed)
         beat = self._environment.now() + BEAT
         while self.step < plan.steps:
-            ahead = [s for n, s in enumerate(b.step for b in plan.bugs) if n not in bucket.bugs_had]
-            goal = min([plan.steps, self.step - self.step % plan.save_every + plan.save_every])
-            goal = min([goal, *(step for step in ahead if step > self.step)])
-            seconds = (goal - self.step) * plan.seconds
-            began, first = self._environment.now(), self.step
-            while (left := began + seconds - self._environment.now()) > 0:
-                await asyncio.sleep(min(left, max(0.01, beat - self._environment.now())))
-                passed = (self._environment.now() - began) / plan.seconds
-                self.step = min(goal, first + int(passed))
+            bug_steps = [
+                s for n, s in enumerate(b.step for b in plan.bugs) if n not in bucket.bugs_had
+            ]
+            next_stop = min([plan.steps, self.step - self.step % plan.save_every + plan.save_every])
+            next_stop = min([next_stop, *(step for step in bug_steps if step > self.step)])
+            seconds = (next_stop - self.step) * plan.seconds
+            began_at, first = self._environment.now(), self.step
+            while (remaining := began_at + seconds - self._environment.now()) > 0:
+                await asyncio.sleep(min(remaining, max(0.01, beat - self._environment.now())))
+                passed = (self._environment.now() - began_at) / plan.seconds
+                self.step = min(next_stop, first + int(passed))
                 if self._environment.now() >= beat:
                     beat = self._environment.now() + BEAT
-                    self._tell(resumed)
-            self.step = goal
-            bug = self._bug_at(goal)
+                    self._write_heartbeat(resumed)
+            self.step = next_stop
+            bug = self._bug_at(next_stop)
             if bug is not None:
-                self._has(bug)
+                self._fail_with(bug)
                 return
-            if goal % plan.save_every == 0 or goal == plan.steps:
+            if next_stop % plan.save_every == 0 or next_stop == plan.steps:
                 try:
-                    self._begin_write(goal)
+                    self._begin_write(next_stop)
                     await asyncio.sleep(self._environment.streams["programs"].delay(WRITING))
                     self._end_write()
-                except FencedOff as lost:
-                    self._stopped_by(lost)
+                except FencedOff as error:
+                    self._stopped_by(error)
                     return
-            self._tell(resumed)
-        for place in list(self._joined.values()):
-            place.ended(0, "")
+            self._write_heartbeat(resumed)
+        for host_run in list(self._joined.values()):
+            host_run.on_end(0, "")
 
     def _begin_write(self, step: int) -> None:
         assert self._fence is not None
@@ -200,7 +204,7 @@ class Running:
         self._writing = (name, step)
 
     def _end_write(self) -> None:
-        """The checkpoint is complete; those before it are removed, all but the newest two."""
+        """Complete the checkpoint and remove the older ones, except for the newest two."""
         assert self._fence is not None
         if self._writing is None:
             return
@@ -224,14 +228,14 @@ class Running:
         holder = newest(self._folder.records)
         return holder is not None and holder.writer.fence > self._identity[1]
 
-    def _stopped_by(self, lost: FencedOff) -> None:
+    def _stopped_by(self, error: FencedOff) -> None:
         """End the program. Only a later attempt may have taken the folder over."""
         if not self._was_replaced():
-            self._environment.fail(f"attempt {self.attempt} of {self.job}: {lost}")
-        self.rank_died(0, 1, str(lost))
+            self._environment.fail(f"attempt {self.attempt} of {self.job}: {error}")
+        self.rank_died(0, 1, str(error))
 
-    async def _late(self, seconds: float) -> None:
-        """What was under way when the program was ended is done after all."""
+    async def _complete_late(self, seconds: float) -> None:
+        """Complete the write that was in flight when the program was killed."""
         await asyncio.sleep(seconds)
         self._environment.note("late", self.job, self.attempt, str(self._writing))
         try:
@@ -252,7 +256,7 @@ class Running:
                 return bug
         return None
 
-    def _has(self, bug: Bug) -> None:
+    def _fail_with(self, bug: Bug) -> None:
         self._environment.note("bug", self.job, self.attempt, bug.kind)
         if bug.kind == "hang":
             self.hanging = True
@@ -263,35 +267,35 @@ class Running:
         self.rank_died(bug.rank % self._ranks, code, "ValueError: shapes do not match")
 
     def rank_died(self, rank: int, code: int, error: str = "") -> None:
-        """One rank ended by itself; the others lose their sibling and follow."""
-        place = self._joined.pop(rank, None)
-        if place is not None:
-            place.ended(code, error)
+        """End one rank. The others lose their connection to it and follow."""
+        host_run = self._joined.pop(rank, None)
+        if host_run is not None:
+            host_run.on_end(code, error)
         self._follow()
 
     def _follow(self) -> None:
         self._end_task()
         for rank in list(self._joined):
             self._environment.spawn(
-                self._follows(rank, self._environment.streams["programs"].delay(5.0))
+                self._end_later(rank, self._environment.streams["programs"].delay(5.0))
             )
 
-    async def _follows(self, rank: int, seconds: float) -> None:
+    async def _end_later(self, rank: int, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        place = self._joined.pop(rank, None)
-        if place is not None:
-            place.ended(1, "Connection reset by peer")
+        host_run = self._joined.pop(rank, None)
+        if host_run is not None:
+            host_run.on_end(1, "Connection reset by peer")
 
     def seconds_to_end(self) -> float | None:
-        """How long it takes after a SIGTERM to end by itself; None where it does not."""
+        """Return the seconds until it ends after a SIGTERM; None if it ignores the signal."""
         if self._plan.on_sigterm == "ignores" or self.hanging:
             return None
         return 3.0 if self._plan.on_sigterm == "leaves" else 0.1
 
     def ends_after_sigterm(self, rank: int) -> None:
-        """It saved what it had, or died of the signal."""
-        place = self._joined.pop(rank, None)
-        if place is None:
+        """Save the state, or die of the signal."""
+        host_run = self._joined.pop(rank, None)
+        if host_run is None:
             return
         if self._plan.on_sigterm == "leaves":
             try:
@@ -300,16 +304,16 @@ class Running:
                 if self._fence is not None and self.step > self._bucket.saved:
                     self._begin_write(self.step)
                     self._end_write()
-            except FencedOff as lost:
-                place.ended(1, str(lost))
+            except FencedOff as error:
+                host_run.on_end(1, str(error))
             else:
-                place.ended(75, "")
+                host_run.on_end(75, "")
         else:
-            place.ended(-15, "")
+            host_run.on_end(-15, "")
         self._follow()
 
     def gone(self, rank: int) -> None:
-        """A rank vanished with its host, and tells nobody."""
+        """Remove a rank that vanished with its host."""
         if self._joined.pop(rank, None) is not None:
             self._follow()
 
@@ -318,11 +322,11 @@ class Running:
             self._task.cancel()
             self._task = None
             stream = self._environment.streams["late"]
-            if self._identity[0] and stream.chance(LATE):
-                self._environment.spawn(self._late(stream.delay(600.0, 14_400.0, 0.3)))
+            if self._identity[0] and stream.bernoulli(LATE):
+                self._environment.spawn(self._complete_late(stream.delay(600.0, 14_400.0, 0.3)))
 
-    def _tell(self, resumed: int) -> None:
-        if not self._plan.tells:
+    def _write_heartbeat(self, resumed: int) -> None:
+        if not self._plan.writes_heartbeats:
             return
         report = {
             "step": self.step,
@@ -330,6 +334,6 @@ class Running:
             "resumed": resumed,
             "checkpoint": self._bucket.saved,
         }
-        place = self._joined.get(0)
-        if place is not None:
-            place.told(report)
+        host_run = self._joined.get(0)
+        if host_run is not None:
+            host_run.on_heartbeat(report)

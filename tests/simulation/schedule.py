@@ -1,75 +1,80 @@
-"""What will happen in one schedule: jobs, what users do to them, and what goes wrong, and when.
+"""One schedule: the jobs, the commands of their users, and the faults with their times.
 
-All of it is drawn before it begins, as a list, so that a schedule that breaks a promise can be
-made shorter by leaving things out.
+A schedule is drawn as a list before it begins, so that a schedule that violates an invariant can be
+shrunk by leaving entries out.
 """
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.simulation.environment import RandomStreams, Stream
-from tests.simulation.programs import Bug, Failing, Plan
+from tests.simulation.programs import Bug, FailureKind, Plan
 
 HOUR = 3600.0
-NIGHT = 8 * HOUR
-"""All that goes wrong does so in this time, and close together; the rest of the day is calm."""
+FAULT_PERIOD = 8 * HOUR
+"""All faults begin in this time, close together; the rest of the day is calm."""
 ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
 SECOND_HOME = 0.4
-"""How often a second user with a home of his own has jobs in the same project and bucket."""
+"""The share of schedules with a second user, whose home uses the same project and bucket."""
 KINDS = ("v5litepod-4",) * 4 + ("v5litepod-8", "v5litepod-16")
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """A job that a user will hand in."""
+    """A job that a user will submit."""
 
     number: int
     at: float
     spec: dict[str, Any]
     program: Plan
     home: int = 0
-    """Which user hands it in: each has a home and a server, and all have one project and bucket."""
+    """Index of the user who submits it.
+
+    Each has a home and a server; all share one project and bucket.
+    """
 
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that happens at a time: a user's verb, or a fault."""
+    """An event at a given time: a user's command, or a fault."""
 
     at: float
     kind: str
     target: int = 0
-    """Which job, zone or host it strikes: taken modulo how many there are."""
+    """Index of the affected job, zone or host, modulo their number."""
     seconds: float = 0.0
-    """How long it lasts."""
+    """Duration in seconds."""
     amount: float = 0.0
 
-    def told(self) -> str:
-        """For a reader."""
-        lasting = f" for {self.seconds:.0f} s" if self.seconds else ""
-        return f"{_clock(self.at)}  {self.kind} (target {self.target}){lasting}"
+    def describe(self) -> str:
+        """Return a line of text for the report."""
+        suffix = f" for {self.seconds:.0f} s" if self.seconds else ""
+        return f"{_clock(self.at)}  {self.kind} (target {self.target}){suffix}"
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One bad night."""
+    """The jobs and faults of one simulated day."""
 
     seed: int
     jobs: tuple[JobPlan, ...]
     incidents: tuple[Incident, ...] = field(default=())
     round_pause: float = 0.02
-    """The least seconds between two rounds of the server: short ones see every order of events,
-    long ones see several at once."""
-    quiet_at: float = NIGHT
-    """From then on nothing goes wrong."""
+    """The shortest time in seconds between two rounds of the server.
 
-    def told(self) -> list[str]:
-        """For a reader, in the order in which it happens."""
-        lines = [(job.at, _told(job)) for job in self.jobs]
-        lines += [(incident.at, incident.told()) for incident in self.incidents]
+    Short pauses test every order of events, long ones test several events in one round.
+    """
+    quiet_at: float = FAULT_PERIOD
+    """No fault begins or lasts after this time."""
+
+    def describe(self) -> list[str]:
+        """Return the schedule as text, in order of time."""
+        lines = [(job.at, _describe_job(job)) for job in self.jobs]
+        lines += [(incident.at, incident.describe()) for incident in self.incidents]
         return [text for _, text in sorted(lines)]
 
     def without(self, incidents: set[int], jobs: set[int]) -> "Schedule":
-        """The same with less in it."""
+        """Return the schedule without these incidents and jobs."""
         return replace(
             self,
             jobs=tuple(j for n, j in enumerate(self.jobs) if n not in jobs),
@@ -81,15 +86,15 @@ def _clock(at: float) -> str:
     return f"{int(at // 3600):02}:{int(at % 3600 // 60):02}:{at % 60:06.3f}"
 
 
-def _told(job: JobPlan) -> str:
+def _describe_job(job: JobPlan) -> str:
     program = job.program
     bugs = ", ".join(f"{bug.kind} at step {bug.step}" for bug in program.bugs) or "no bugs"
-    what = f"{job.spec['accelerator']} in {len(job.spec['zones'])} zones"
-    return f"{_clock(job.at)}  create job {job.number}: {what}, {program.steps} steps, {bugs}"
+    request = f"{job.spec['accelerator']} in {len(job.spec['zones'])} zones"
+    return f"{_clock(job.at)}  create job {job.number}: {request}, {program.steps} steps, {bugs}"
 
 
 _FAULTS: tuple[tuple[str, float, float], ...] = (
-    # kind, how many a night on average, usual seconds that it lasts
+    # kind, average number per schedule, usual duration in seconds
     ("preempt", 5.0, 0.0),
     ("preempt with notice", 3.0, 30.0),
     ("preempt zone", 1.0, 0.0),
@@ -115,6 +120,16 @@ _FAULTS: tuple[tuple[str, float, float], ...] = (
     ("clock back", 0.7, 0.0),
     ("disk full", 0.5, 300.0),
 )
+_MORE_FAULTS: tuple[tuple[str, float, float], ...] = (
+    ("creations fail", 0.7, 1200.0),
+    ("requests appear late", 0.7, 1200.0),
+    ("lookups fail", 1.0, 900.0),
+    ("slices never boot", 0.5, 900.0),
+    ("deletions hang", 0.7, 5400.0),
+    ("maintenance", 0.7, 3000.0),
+    ("cancel out of reach", 1.0, 900.0),
+)
+"""Drawn from a separate stream, so that they do not change the other draws."""
 _VERBS: tuple[tuple[str, float], ...] = (
     ("cancel", 3.0),
     ("resume", 3.0),
@@ -125,40 +140,47 @@ _VERBS: tuple[tuple[str, float], ...] = (
 
 
 def generate_schedule(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Return the schedule of a seed."""
     stream = RandomStreams(seed)["schedule"]
-    night = NIGHT
-    many = stream.randint(8, 10)
-    jobs = tuple(_job(stream, n, stream.uniform(0, night * 0.6)) for n in range(1, many + 1))
-    # A calm night finds what a stormy one hides, and the other way round.
-    storm = stream.choice((0.3, 0.5, 0.8, 1.2))
+    fault_period = FAULT_PERIOD
+    job_count = stream.randint(8, 10)
+    jobs = tuple(
+        _job(stream, n, stream.uniform(0, fault_period * 0.6)) for n in range(1, job_count + 1)
+    )
+    # Few faults uncover bugs that many faults hide, and the other way round.
+    intensity = stream.choice((0.3, 0.5, 0.8, 1.2))
     incidents = []
-    for kind, often, lasts in _FAULTS:
-        for _ in range(_poisson(stream, often * storm)):
-            seconds = lasts * stream.expovariate(1.0) if lasts > 60 else lasts
+    for kind, mean_count, duration in _FAULTS:
+        for _ in range(_poisson(stream, mean_count * intensity)):
+            seconds = duration * stream.expovariate(1.0) if duration > 60 else duration
             incidents.append(
                 Incident(
-                    stream.uniform(0, night),
+                    stream.uniform(0, fault_period),
                     kind,
                     stream.randrange(1 << 16),
                     seconds,
                     stream.random(),
                 )
             )
-    for verb, often in _VERBS:
-        for _ in range(_poisson(stream, often)):
-            at, target = stream.uniform(0, night), stream.randrange(1 << 16)
+    for verb, mean_count in _VERBS:
+        for _ in range(_poisson(stream, mean_count)):
+            at, target = stream.uniform(0, fault_period), stream.randrange(1 << 16)
             incidents.append(Incident(at, verb, target))
-            if stream.chance(0.4):
-                # Two people at one job, within moments of each other.
+            if stream.bernoulli(0.4):
+                # Two people give commands on one job at nearly the same time.
                 other = stream.choice(_VERBS)[0]
                 incidents.append(Incident(at + stream.uniform(0, 3.0), other, target))
+    extra = Stream(f"{seed} more faults")
+    for kind, mean_count, duration in _MORE_FAULTS:
+        for _ in range(_poisson(extra, mean_count * intensity)):
+            at, seconds = extra.uniform(0, fault_period), duration * extra.expovariate(1.0)
+            incidents.append(Incident(at, kind, extra.randrange(1 << 16), seconds, extra.random()))
     incidents.sort(key=lambda incident: incident.at)
-    # From dice of its own, as the chips below.
+    # Drawn from a separate stream, like the chips below.
     homes = Stream(f"{seed} homes")
-    if homes.chance(SECOND_HOME):
-        numbers = range(many + 1, many + 1 + homes.randint(1, 3))
-        others = [_job(homes, n, homes.uniform(0, night * 0.6)) for n in numbers]
+    if homes.bernoulli(SECOND_HOME):
+        numbers = range(job_count + 1, job_count + 1 + homes.randint(1, 3))
+        others = [_job(homes, n, homes.uniform(0, fault_period * 0.6)) for n in numbers]
         jobs += tuple(replace(job, home=1) for job in others)
     return Schedule(
         seed, jobs, tuple(incidents), stream.choice((0.02, 2.0, 10.0, 10.0, *(20.0,) * 4))
@@ -168,11 +190,13 @@ def generate_schedule(seed: int) -> Schedule:
 def _job(stream: Stream, number: int, at: float) -> JobPlan:
     zones = sorted(stream.sample(ZONES, stream.randint(1, 3)))
     steps = stream.randint(3, 15)
-    tells = stream.chance(0.8)
-    # Of a program that tells nothing nobody can say that it hangs.
-    failing: tuple[Failing, ...] = ("exit", "killed", "hang") if tells else ("exit", "killed")
+    writes_heartbeats = stream.bernoulli(0.8)
+    # A program without heartbeats cannot be recognized as stuck.
+    failure_kinds: tuple[FailureKind, ...] = (
+        ("exit", "killed", "hang") if writes_heartbeats else ("exit", "killed")
+    )
     bugs = tuple(
-        Bug(stream.randint(1, steps - 1), stream.choice(failing), stream.randrange(4))
+        Bug(stream.randint(1, steps - 1), stream.choice(failure_kinds), stream.randrange(4))
         for _ in range(stream.choice((0, 0, 0, 0, 0, 1, 1, 2, 5)))
     )
     failures = stream.choice((0, 1, 3, 3, 3))
@@ -190,7 +214,7 @@ def _job(stream: Stream, number: int, at: float) -> JobPlan:
         "stop_grace": stream.choice((5, 30)),
         "stuck_after": 2400,
     }
-    # From dice of its own: a draw more in these would change every other night.
+    # Drawn from a separate stream: one more draw in `stream` would change all schedules.
     chips = Stream(f"{number} at {at}")
     spec |= {
         "burnin": chips.choice(("off", "off", "short", "long")),
@@ -202,15 +226,15 @@ def _job(stream: Stream, number: int, at: float) -> JobPlan:
         save_every=stream.choice((1, 3, 8)),
         bugs=bugs,
         on_sigterm=stream.choice(("leaves", "dies", "ignores")),
-        tells=tells,
+        writes_heartbeats=writes_heartbeats,
     )
     return JobPlan(number, at, spec, program)
 
 
 def _poisson(stream: Stream, mean: float) -> int:
-    """How often something of that mean happens."""
-    positive_integer, left = 0, stream.expovariate(1.0)
-    while left < mean:
-        positive_integer += 1
-        left += stream.expovariate(1.0)
-    return positive_integer
+    """Draw from a Poisson distribution."""
+    count, total = 0, stream.expovariate(1.0)
+    while total < mean:
+        count += 1
+        total += stream.expovariate(1.0)
+    return count

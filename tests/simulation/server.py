@@ -1,6 +1,6 @@
-"""The server under simulation: the real one, life after life, on clocks that the world moves.
+"""The real server, restarted after each kill, on simulated clocks.
 
-Its users speak HTTP to it, without a socket in between.
+Its users send HTTP requests to it without a socket.
 """
 
 import asyncio
@@ -42,9 +42,12 @@ KEY = "ssh-ed25519 AAAA drumline"
 
 INSUFFICIENT_STORAGE = 507
 SWEEP_SECONDS = 4 * 3600.0
-"""Between two looks at zones in which nothing of ours should be."""
-ASKS_A_MINUTE = 12.0
-"""Requests for slices that the server may make; one that has just started, a minute's more."""
+"""Seconds between two polls of zones without jobs."""
+REQUESTS_PER_MINUTE = 12.0
+"""Requests for slices that the server may make per minute.
+
+A new server starts with a full minute's.
+"""
 
 
 class ServerKilled(Exception):
@@ -52,7 +55,7 @@ class ServerKilled(Exception):
 
 
 class Refused(Exception):
-    """The server answered that it will not."""
+    """The server refused the command."""
 
     def __init__(self, code: int, error: str) -> None:
         """`code` is the HTTP status."""
@@ -61,7 +64,7 @@ class Refused(Exception):
 
 
 class Server:
-    """One home folder, and whoever serves it now."""
+    """One home folder with its current server process."""
 
     def __init__(
         self,
@@ -71,47 +74,47 @@ class Server:
         settings: str,
         name: str = "server",
     ) -> None:
-        """Nobody serves it yet."""
+        """Prepare the home. `start` starts the first server."""
         self._environment, self._cloud, self._home = environment, cloud, home
         self._name = name
         self.owner = ""
         """The id of its database."""
         (home / "config.yaml").write_text(settings)
-        self._config = replace(read(home), requests_per_minute=ASKS_A_MINUTE)
-        self.lives = 0
+        self._config = replace(read(home), requests_per_minute=REQUESTS_PER_MINUTE)
+        self.starts = 0
         self.started: list[float] = []
-        """When each life began."""
-        self.stepped = 0.0
+        """The start time of each server process."""
+        self.clock_offset = 0.0
         """Seconds by which the wall clock is off."""
         self._slept = 0.0
-        """Seconds that the machine's own clock did not count."""
+        """Seconds for which the machine's own clock stood still."""
         self.asleep = False
         self._party = ""
-        self._graveyard: list[Any] = []
+        self._killed_objects: list[Any] = []
         self._supervisor: Supervisor | None = None
         self.service: JobService | None = None
         self._application: ASGIApp | None = None
-        self._died: asyncio.Event = asyncio.Event()
+        self._killed: asyncio.Event = asyncio.Event()
 
     def wall(self) -> float:
-        """What the server takes for the date."""
-        return self._environment.now() + self.stepped
+        """Return the date from the server's view."""
+        return self._environment.now() + self.clock_offset
 
     def monotonic(self) -> float:
-        """What the server takes for the time that has passed."""
+        """Return the server's monotonic time."""
         return self._environment.now() - self._slept
 
     @property
     def alive(self) -> bool:
-        """Whether somebody serves."""
+        """True if a server runs."""
         return self.service is not None
 
     def start(self) -> None:
-        """A new life."""
-        self.lives += 1
-        self._party = f"{self._name}-{self.lives}"
-        self._died = asyncio.Event()
-        self._environment.note("server starts", self.lives)
+        """Start a new server process."""
+        self.starts += 1
+        self._party = f"{self._name}-{self.starts}"
+        self._killed = asyncio.Event()
+        self._environment.note("server starts", self.starts)
         context = copy_context()
         context.run(PARTY.set, self._party)
         context.run(self._begin)
@@ -128,18 +131,22 @@ class Server:
         self._environment.spawn(self._supervisor.run(), self._party)
 
     def kill(self) -> None:
-        """As `kill -9` does: nothing that it had begun goes on, nothing is put away."""
+        """Kill the server like `kill -9`: nothing continues, nothing is cleaned up."""
         if self.service is None:
             return
-        self._environment.note("server killed", self.lives)
+        self._environment.note("server killed", self.starts)
         self._environment.loop.kill(self._party)
-        self._graveyard += [self._environment.loop.under_way(), self._supervisor, self.service]
+        self._killed_objects += [
+            self._environment.loop.pending_tasks(),
+            self._supervisor,
+            self.service,
+        ]
         self.service.store.close()
         self._supervisor = self.service = self._application = None
-        self._died.set()
+        self._killed.set()
 
     async def sleep(self, seconds: float, counts: bool) -> None:
-        """The machine sleeps; whether its own clock counts that differs between machines."""
+        """Let the machine sleep. `counts` is True if its monotonic clock continues meanwhile."""
         party = self._party
         self._environment.note("machine sleeps", seconds)
         self.asleep = True
@@ -147,48 +154,50 @@ class Server:
         await asyncio.sleep(seconds)
         self.asleep = False
         if party != self._party:
-            return  # it lost its power meanwhile
+            return  # it was killed meanwhile
         if not counts:
             self._slept += seconds
         for host in self._environment.hosts.values():
-            host.cut()  # nobody had answered them
+            host.cut()  # keepalives had no answer
         self._environment.loop.wake_up(party)
 
     def fill_disk(self, full: bool) -> None:
-        """Whether the database can grow no more."""
+        """Stop the database from growing, or let it grow again."""
         if self.service is not None:
             pages = 1 if full else 1 << 30
             with contextlib.suppress(sqlite3.Error):
                 self.service.store._db.execute(f"PRAGMA max_page_count = {pages}")
 
     async def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
-        """What a user's command asks of the server that runs now. Raises Died and Refused."""
+        """Send a user's request to the current server. Raises ServerKilled and Refused."""
         if self._application is None:
             raise ServerKilled
-        answer: asyncio.Future[tuple[int, Any]] = self._environment.loop.create_future()
-        asking = _ask(self._application, method, path, urlencode(query), body, answer)
-        self._environment.spawn(asking, self._party)
-        died = asyncio.ensure_future(self._died.wait())
-        waits: set[asyncio.Future[Any]] = {answer, died}
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        died.cancel()
-        if not answer.done():
+        response_future: asyncio.Future[tuple[int, Any]] = self._environment.loop.create_future()
+        handling = _handle_request(
+            self._application, method, path, urlencode(query), body, response_future
+        )
+        self._environment.spawn(handling, self._party)
+        killed = asyncio.ensure_future(self._killed.wait())
+        pending: set[asyncio.Future[Any]] = {response_future, killed}
+        await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        killed.cancel()
+        if not response_future.done():
             raise ServerKilled
-        code, response = answer.result()
+        code, response = response_future.result()
         if code >= 400:
             raise Refused(code, response["error"])
         return response
 
 
-async def _ask(
+async def _handle_request(
     application: ASGIApp,
     method: str,
     path: str,
     query: str,
     body: Any,
-    answer: "asyncio.Future[tuple[int, Any]]",
+    response_future: "asyncio.Future[tuple[int, Any]]",
 ) -> None:
-    """One request as a web server hands it on, and its answer."""
+    """Pass one request to the application like a web server, and set its response."""
     scope: dict[str, Any] = {
         "type": "http", "http_version": "1.1", "method": method, "path": path, "root_path": "",
         "raw_path": path.encode(), "query_string": query.encode(), "headers": [], "scheme": "http",
@@ -208,43 +217,43 @@ async def _ask(
     try:
         await application(scope, receive, send)
     except Exception as error:
-        answer.set_exception(error)
+        response_future.set_exception(error)
     else:
-        answer.set_result((code, json.loads(content)))
+        response_future.set_result((code, json.loads(content)))
 
 
-def _forbidden(environment: Environment, what: str) -> Callable[..., Any]:
+def _forbidden(environment: Environment, use: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
-        # Noted too: whoever asked for it may catch what is raised.
-        environment.fail(f"not simulated: {what}")
-        raise NotSimulated(what)
+        # Recorded as well, because the caller may catch the exception.
+        environment.fail(f"not simulated: {use}")
+        raise NotSimulated(use)
 
     return refuse
 
 
 @contextlib.contextmanager
 def isolate(environment: Environment, server: Server, round_pause: float = 0.02) -> Iterator[None]:
-    """No wall clock, thread, socket or chance but the simulation's own."""
+    """Replace clocks, threads, sockets and random numbers by simulated ones, or forbid them."""
     stream = environment.streams["server"]
     SimulatedConnection.environment = environment
-    chance, clock = "unseeded chance", "a clock that is not simulated"
+    randomness, clock = "unseeded chance", "a clock that is not simulated"
     forbidden = (
         (time, "monotonic_ns", clock),
         (time, "perf_counter", clock),
         (time, "sleep", "a sleep of the whole process"),
-        (os, "urandom", chance),
-        (random, "random", chance),
-        (random, "uniform", chance),
-        (random, "choice", chance),
-        (random, "randint", chance),
-        (random, "shuffle", chance),
-        (uuid, "uuid4", chance),
+        (os, "urandom", randomness),
+        (random, "random", randomness),
+        (random, "uniform", randomness),
+        (random, "choice", randomness),
+        (random, "randint", randomness),
+        (random, "shuffle", randomness),
+        (uuid, "uuid4", randomness),
         (threading.Thread, "start", "a thread"),
         (socket.socket, "connect", "a socket"),
         (subprocess.Popen, "__init__", "a process"),
     )
     with contextlib.ExitStack() as patches:
-        for target, name, put in (
+        for target, name, replacement in (
             (time, "time", server.wall),
             (time, "time_ns", lambda: int(server.wall() * 1e9)),
             (time, "monotonic", server.monotonic),
@@ -253,7 +262,7 @@ def isolate(environment: Environment, server: Server, round_pause: float = 0.02)
             (driver, "Connection", SimulatedConnection),
             (driver, "random", stream),
             (secrets, "token_hex", lambda n: f"{stream.getrandbits(8 * n):0{2 * n}x}"),
-            *((target, name, _forbidden(environment, what)) for target, name, what in forbidden),
+            *((target, name, _forbidden(environment, use)) for target, name, use in forbidden),
         ):
-            patches.enter_context(patch.object(target, name, put))
+            patches.enter_context(patch.object(target, name, replacement))
         yield

@@ -1,4 +1,4 @@
-"""The loop that the simulation stands on: virtual time, drawn order, and nothing real."""
+"""Tests of the simulation's event loop: virtual time, seeded order, no real resources."""
 
 import asyncio
 import os
@@ -28,43 +28,45 @@ def loop() -> Iterator[SimulatedLoop]:
 
 
 def test_time_jumps_to_the_next_timer(loop: SimulatedLoop) -> None:
-    began = loop.time()
+    began_at = loop.time()
     loop.run_until_complete(asyncio.sleep(86400.0))
-    assert loop.time() == pytest.approx(began + 86400.0)
+    assert loop.time() == pytest.approx(began_at + 86400.0)
 
 
-def test_the_order_of_what_is_ready_is_drawn_from_the_seed() -> None:
+def test_the_seed_decides_the_order_of_ready_callbacks() -> None:
     def order(seed: int) -> list[int]:
-        ran: list[int] = []
+        calls: list[int] = []
         with closing(SimulatedLoop(random.Random(seed))) as loop:
-            for number in range(6):
-                loop.call_soon(ran.append, number)
+            for index in range(6):
+                loop.call_soon(calls.append, index)
             loop.run_until_complete(asyncio.sleep(1.0))
-        return ran
+        return calls
 
     assert order(1) == order(1)
     assert len({tuple(order(seed)) for seed in range(20)}) > 10
     assert all(sorted(order(seed)) == list(range(6)) for seed in range(20))
 
 
-def test_what_can_never_come_is_found(loop: SimulatedLoop) -> None:
+def test_a_future_that_never_completes_raises_deadlock(loop: SimulatedLoop) -> None:
     with pytest.raises(Deadlock):
         loop.run_until_complete(loop.create_future())
 
 
-def test_nothing_of_a_killed_party_runs_again_and_one_asleep_runs_late(loop: SimulatedLoop) -> None:
-    ran: list[str] = []
+def test_a_killed_party_never_runs_again_and_a_sleeping_one_runs_after_waking(
+    loop: SimulatedLoop,
+) -> None:
+    calls: list[str] = []
     for party in ("killed", "asleep"):
         context = copy_context()
         context.run(PARTY.set, party)
-        loop.call_later(5.0, ran.append, party, context=context)
+        loop.call_later(5.0, calls.append, party, context=context)
     loop.kill("killed")
     loop.put_to_sleep("asleep")
     loop.run_until_complete(asyncio.sleep(60.0))
-    assert ran == []
+    assert calls == []
     loop.wake_up("asleep")
     loop.run_until_complete(asyncio.sleep(1.0))
-    assert ran == ["asleep"]
+    assert calls == ["asleep"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_nothing_of_a_killed_party_runs_again_and_one_asleep_runs_late(loop: Sim
     ],
     ids=["thread", "socket", "urandom", "random", "clock", "sleep"],
 )
-def test_what_no_seed_decides_raises(
+def test_a_call_that_is_not_deterministic_raises(
     loop: SimulatedLoop, tmp_path: Path, unsimulated: Callable[[], object]
 ) -> None:
     environment = Environment(loop, RandomStreams(1))

@@ -1,4 +1,4 @@
-"""Some nights in every run of the tests, and proof that bugs put back are found."""
+"""Run some schedules in every test run, and check that planted bugs are found."""
 
 import os
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEEDS, AT_A_TIME = 60, 15
-QUICKLY_FOUND = (
+SEEDS, BATCH = 60, 15
+EASY_MUTATIONS = (
     "releases_are_dropped",
     "preemptions_count_as_failures",
     "a_gap_in_one_listing_counts_as_gone",
@@ -18,12 +18,12 @@ QUICKLY_FOUND = (
     "failures_are_not_counted",
     "decisions_use_stale_records",
 )
-"""Found by the first schedules already; `python -m tests.simulation.mutations` takes on all."""
+"""Mutations that the first schedules find; `python -m tests.simulation.mutations` runs all."""
 
 
-def simulation(*words: str) -> "subprocess.CompletedProcess[str]":
-    """In a process of its own, whose sets of names have a fixed order."""
-    command = [sys.executable, "-m", *words]
+def simulation(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a module in a new process with a fixed hash seed."""
+    command = [sys.executable, "-m", *arguments]
     environment_variables = os.environ | {"PYTHONHASHSEED": "0"}
     return subprocess.run(
         command, cwd=ROOT, env=environment_variables, capture_output=True, text=True, check=False
@@ -31,21 +31,21 @@ def simulation(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(1, SEEDS + 1, AT_A_TIME))
+@pytest.mark.parametrize("first", range(1, SEEDS + 1, BATCH))
 def test_no_schedule_violates_an_invariant(first: int) -> None:
-    words = ("--seeds", str(AT_A_TIME), "--first", str(first), "--workers", "1")
-    done = simulation("tests.simulation", *words)
-    assert done.stdout.endswith(f"{AT_A_TIME} schedules, 0 broken\n"), done.stdout + done.stderr
+    arguments = ("--seeds", str(BATCH), "--first", str(first), "--workers", "1")
+    result = simulation("tests.simulation", *arguments)
+    assert result.stdout.endswith(f"{BATCH} schedules, 0 broken\n"), result.stdout + result.stderr
 
 
 def test_the_same_seed_gives_the_same_schedule_in_another_process() -> None:
-    nights = {simulation("tests.simulation", "--replay", "3").stdout for _ in range(2)}
-    (night,) = nights
-    assert "fingerprint" in night.splitlines()[-1]
+    outputs = {simulation("tests.simulation", "--replay", "3").stdout for _ in range(2)}
+    (output,) = outputs
+    assert "fingerprint" in output.splitlines()[-1]
 
 
 def test_planted_bugs_are_found() -> None:
-    done = simulation(
-        "tests.simulation.mutations", "--workers", "1", "--seeds", "20", *QUICKLY_FOUND
+    result = simulation(
+        "tests.simulation.mutations", "--workers", "1", "--seeds", "20", *EASY_MUTATIONS
     )
-    assert done.stdout.endswith("0 not found\n"), done.stdout + done.stderr
+    assert result.stdout.endswith("0 not found\n"), result.stdout + result.stderr

@@ -20,7 +20,7 @@ from typing import Any
 
 from drumline.cloud.emulator import processes
 from tests.compiling import quick_flags
-from tests.jobs.world import World
+from tests.jobs.installation import Installation
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOSTS = 2
@@ -46,13 +46,13 @@ class Disturbance:
 class Target:
     """A job to disturb."""
 
-    world: World
+    installation: Installation
     job: str
     rng: random.Random
 
     def programs(self, *hosts: int) -> list[int]:
         """Return the processes of the job's program on these hosts."""
-        home = os.fsencode(self.world.home / "emulator")
+        home = os.fsencode(self.installation.home / "emulator")
         required = [b"DRUMLINE_EMULATOR=" + home, b"DRUMLINE_JOB_ID=" + self.job.encode()]
         numbers = {b"DRUMLINE_HOST=%d" % host for host in hosts}
         pids = []
@@ -75,7 +75,7 @@ class Target:
 
     def attempts(self) -> list[dict[str, Any]]:
         """Return the job's attempts so far, including the current one."""
-        return list(self.world.client.show(self.job)["attempts"])
+        return list(self.installation.client.show(self.job)["attempts"])
 
 
 def kill_one_host(target: Target) -> None:
@@ -90,12 +90,12 @@ def kill_all_hosts(target: Target) -> None:
 
 def send_notice(target: Target) -> None:
     """Send SIGTERM to the program, and preempt the slice two seconds later."""
-    target.world.emulator("preempt", target=target.job, notice=2.0)
+    target.installation.emulator("preempt", target=target.job, notice=2.0)
 
 
 def preempt_slice(target: Target) -> None:
     """Preempt the slice without notice."""
-    target.world.emulator("preempt", target=target.job)
+    target.installation.emulator("preempt", target=target.job)
 
 
 def cut_connections(target: Target) -> None:
@@ -104,7 +104,7 @@ def cut_connections(target: Target) -> None:
     cut = [_cut_connections(pid) for pid in target.programs(host)]
     if not any(cut):
         # If the kernel forbids this, break the host's connection to the server instead.
-        target.world.emulator("break", target=target.job, host=host, how="silent")
+        target.installation.emulator("break", target=target.job, host=host, how="silent")
 
 
 KINDS: dict[str, Callable[[Target], None]] = {
@@ -142,7 +142,7 @@ def _shuffled(rng: random.Random) -> list[str]:
     return rng.sample(list(KINDS), len(KINDS))
 
 
-def train(world: World, config: str, **settings: int) -> str:
+def train(installation: Installation, config: str, **settings: int) -> str:
     """Create a job that trains an example on two hosts of four devices, and return its id."""
     words = "".join(f" --set {name}={value}" for name, value in settings.items())
     job = {
@@ -152,13 +152,13 @@ def train(world: World, config: str, **settings: int) -> str:
         "checkpoint": "gs://stories/runs",
         "environment": {
             "XLA_FLAGS": quick_flags(4),
-            "JAX_COMPILATION_CACHE_DIR": str(world.home / "compiled"),
+            "JAX_COMPILATION_CACHE_DIR": str(installation.home / "compiled"),
         },
         "retry": {"failures": "unlimited"},
         "stop_grace": 2,
         "run": f"python -m drumline.train {config}.py{words}",
     }
-    return str(world.client.create(job)["id"])
+    return str(installation.client.create(job)["id"])
 
 
 def disturb(
@@ -168,23 +168,23 @@ def disturb(
     ended: list[dict[str, Any]] = []
     attempt_count = 0
     for disturbance in disturbances:
-        target.world.until(
+        target.installation.until(
             partial(_is_due, target, disturbance, attempt_count), timeout, str(disturbance)
         )
         time.sleep(disturbance.wait)
         attempt_count = len(target.attempts())
         KINDS[disturbance.kind](target)
-        target.world.until(
+        target.installation.until(
             partial(_has_ended, target, attempt_count), timeout, f"the end by {disturbance}"
         )
         ended.append(target.attempts()[attempt_count - 1])
     return ended
 
 
-def parameters(world: World, job: str, timeout: float = 180) -> str:
+def parameters(installation: Installation, job: str, timeout: float = 180) -> str:
     """Return the fingerprint of the final parameters of a job."""
-    shown = world.end(job, timeout)
-    log = b"".join(world.client.logs(job)).decode()
+    shown = installation.end(job, timeout)
+    log = b"".join(installation.client.logs(job)).decode()
     assert shown["status"] == "SUCCEEDED", f"{shown['reason']}\n{log[-3000:]}"
     return log.rpartition("\nparameters ")[2].split()[0]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.world import World, a_world
+from tests.jobs.installation import Installation, temporary_installation
 from tests.stories.disturbances import KINDS, Target, disturb, draw_disturbances, parameters, train
 
 # Each test takes minutes and needs all cores.
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        yield made
+def installation(tmp_path: Path) -> Iterator[Installation]:
+    with temporary_installation(tmp_path) as new:
+        yield new
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,15 @@ def world(tmp_path: Path) -> Iterator[World]:
     ],
 )
 def test_five_disturbances_change_no_bit(
-    world: World, config: str, steps: int, save_every: int, seed: int
+    installation: Installation, config: str, steps: int, save_every: int, seed: int
 ) -> None:
-    undisturbed = parameters(world, train(world, config, steps=steps, save_every=save_every))
+    undisturbed = parameters(
+        installation, train(installation, config, steps=steps, save_every=save_every)
+    )
     rng = random.Random(seed)
     disturbances = draw_disturbances(len(KINDS), steps, rng)
-    job = train(world, config, steps=steps, save_every=save_every)
-    disturbed = disturb(Target(world, job, rng), disturbances)
+    job = train(installation, config, steps=steps, save_every=save_every)
+    disturbed = disturb(Target(installation, job, rng), disturbances)
     assert all(attempt["outcome"] != "succeeded" for attempt in disturbed)
-    assert parameters(world, job) == undisturbed, ", ".join(map(str, disturbances))
-    world.cloud_is_empty()
+    assert parameters(installation, job) == undisturbed, ", ".join(map(str, disturbances))
+    installation.cloud_is_empty()

@@ -2,6 +2,7 @@
 
 # mypy: allow-untyped-calls
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,19 @@ def test_an_exception_is_raised_unchanged_and_the_last_checkpoint_is_complete(
     assert (tmp_path / "6" / COMMITTED).exists()
 
 
+@pytest.mark.parametrize("folder", ["runs/toy", Path("runs/toy"), "~/toy"])
+def test_a_relative_folder_saves_and_resumes(
+    folder: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "runs"))
+    fit(toy(4, save_every=2), checkpoint=folder)
+    assert (tmp_path / "runs" / "toy" / "4" / COMMITTED).exists()
+    assert fit(toy(6, save_every=2), checkpoint=folder).step == 6
+    history = json.loads((tmp_path / "runs" / "toy" / "attempts.json").read_text())
+    assert history["attempt"] == 2
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -138,6 +152,8 @@ def test_an_invalid_folder_is_rejected_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"checkpoint: .*file cannot be used: "):
         fit(toy(), checkpoint=tmp_path / "file")
+    with pytest.raises(UserError, match="checkpoint: the path is empty"):
+        fit(toy(), checkpoint="")
     with pytest.raises(UserError, match="steps: 0 is too few"):
         toy(0)
     with pytest.raises(UserError, match="use stop, skip or rollback"):

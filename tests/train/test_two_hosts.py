@@ -69,6 +69,7 @@ def test_two_hosts_train_together_find_a_bad_row_and_stop_together(tmp_path: Pat
     assert [beat(tmp_path, host)["step"] for host in (0, 1)] == [int(saved.name)] * 2
     assert [beat(tmp_path, host)["checkpoint"] for host in (0, 1)] == [int(saved.name)] * 2
     assert f"stopped by SIGTERM at step {saved.name}" in outputs[0]
+    assert not any("[Gloo]" in output for output in outputs), outputs[0]
 
     # Not a number: both halted before the same step and blame the host whose row it was.
     assert results[0] == results[1]

@@ -54,3 +54,8 @@ _NEW_NAMES = {
 
 def __getattr__(name: str) -> object:
     return lookup(__name__, name, _NEW_NAMES)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that are not loaded yet, for tab completion."""
+    return sorted({*globals(), *__all__})

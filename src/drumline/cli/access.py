@@ -290,7 +290,8 @@ def _split_words(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
 def _ssh_options(login: "Mapping[str, Any]") -> list[str]:
     """Return the options of a login. They come first, so later ones cannot weaken the checks."""
     return [
-        *("-i", str(Path(str(login["key"])))),
+        # Not -i, which reads % as a token and cannot escape it.
+        *("-o", f"IdentityFile={_quote_option(str(login['key']))}"),
         *("-o", f"Port={login['ssh_port']}"),
         *("-o", f"User={login['user']}"),
         *("-o", f"UserKnownHostsFile={_quote_option(str(login['known_hosts']))}"),
@@ -352,6 +353,8 @@ def _become(command: list[str]) -> None:
 
 def _quote_option(path: str) -> str:
     """Quote a path for an option of OpenSSH, which splits at spaces and expands %."""
+    for character in ("\\", '"'):
+        path = path.replace(character, f"\\{character}")
     return '"' + path.replace("%", "%%") + '"'
 
 

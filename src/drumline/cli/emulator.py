@@ -10,6 +10,7 @@ import typer
 from drumline.cli.connect import USER_ERROR
 from drumline.cli.options import AsJson
 from drumline.cli.rendering.text import plural, print_table
+from drumline.jobs.connection import home_folder
 
 MISTAKE = 2
 NOT_RUNNING = "no emulator is running; drumline create starts it"
@@ -27,7 +28,7 @@ def _home() -> Path:
     # An emulated host knows its emulator, as a TPU VM knows its metadata server.
     if folder := os.environ.get("DRUMLINE_EMULATOR"):
         return Path(folder)
-    return Path(os.environ.get("DRUMLINE_HOME", "~/.drumline")).expanduser() / "emulator"
+    return home_folder() / "emulator"
 
 
 def _url() -> str | None:

@@ -118,13 +118,14 @@ _REACTIONS = {
 
 def _explain_answer(http: int | None, status: str | None) -> _Explanation:
     from drumline.cloud.google import errors
-    from drumline.cloud.google.responses import parse_answer
+    from drumline.cloud.google.responses import OK, parse_answer
     from drumline.errors import UserError
     from drumline.jobs.core.refusals import (
         REFUSALS_PER_CANDIDATE,
         action_for,
         leaves_candidate,
     )
+    from drumline.observed import FaultKind
 
     if http is not None and not 300 <= http < 600:
         raise UserError(f"--http {http}: the HTTP code of an error is between 300 and 599")
@@ -137,6 +138,8 @@ def _explain_answer(http: int | None, status: str | None) -> _Explanation:
     code, text = parse_answer(text, http, status)
     zone = errors.zone_in(text) or "this zone"
     meaning = errors.explain(code, text, zone)
+    if code == OK and meaning.fault.kind is FaultKind.UNKNOWN:
+        raise UserError("the answer reports no error, so there is nothing to explain")
     action = _ANSWER_ACTIONS[action_for(meaning.fault)]
     reaction = _REACTIONS[action]
     if action == "later" and leaves_candidate(meaning.fault, REFUSALS_PER_CANDIDATE):
@@ -162,61 +165,66 @@ def _means(fault: "Fault", code: int | None, text: str) -> str:
 
 # --- Logs -------------------------------------------------------------------------------------
 
-_CAUSES = {
+_LOG_MEANINGS = {
     "bad host": ("bad host", "another slice"),
-    "program failed": ("program", "count a failure"),
-    "set-up failed": ("program", "count a failure"),
     "ambiguous start": ("ambiguous start", "another slice"),
-    "go on later": ("program", "later"),
-    "told to end": ("preempted", "later"),
+    "transient": ("transient", "later"),
+    "preempted": ("preempted", "another slice"),
+    "stopped": ("preempted", "later"),
+    "restart": ("program", "later"),
+    "another host": ("program", "count a failure"),
+    "program": ("program", "count a failure"),
 }
-"""The words for each `CauseKind` of a log."""
-_LOG_SENTENCES = {
-    "bad host": "the chips or the host of the program failed, not the program",
-    "ambiguous start": "the chips did not start, because of the host or of the program",
-    "program": "the program itself ended",
-    "preempted": "a signal from outside Drumline ended the program",
-}
+"""The words for each `Meaning` of the last output."""
 _LOG_REACTIONS = {
-    "another slice": "release the slice, remember the host, and run the program on another slice",
-    "later": "start the program again without counting a failure",
-    "count a failure": _REACTIONS["count a failure"],
+    "bad host": "release the slice, remember the host, and run the program on another slice",
+    "ambiguous start": "try one or two other slices without blaming a host; the same error on two "
+    "machines counts as a failure of the program",
+    "transient": "repeat the set-up step for some minutes without counting a failure",
+    "preempted": "request another slice once the cloud confirms the preemption, without counting "
+    "a failure",
+    "stopped": "start the program again without counting a failure, on another slice if the cloud "
+    "takes this one",
+    "restart": "start the program again without counting a failure",
+    "another host": "look for the host that failed first or that still hangs; if there is none, "
+    + _REACTIONS["count a failure"],
+    "program": _REACTIONS["count a failure"],
 }
 _LOG_ADVICE = {
     "bad host": "do nothing: the job continues on another slice",
-    "ambiguous start": "check the versions of JAX and libtpu if other slices fail in the same way",
-    "program": "correct the program, then run `drumline resume`",
+    "ambiguous start": "check the versions of JAX and libtpu, and that no second process of the "
+    "program uses the chips, if other slices fail in the same way",
+    "transient": "do nothing: the step is repeated",
     "preempted": "do nothing: the job continues from its newest checkpoint",
+    "stopped": "do nothing: the job continues from its newest checkpoint",
+    "restart": "do nothing: the job continues from its newest checkpoint",
+    "another host": "read the logs of the other hosts: `drumline logs ID --host all`",
+    "program": "correct the program, then run `drumline resume`",
 }
 
 
 def _explain_log(path: str, exit_code: int | None) -> _Explanation:
     from drumline.errors import UserError
     from drumline.hosts.agent.first_error import first_error
-    from drumline.jobs.core.causes import find_cause
-    from drumline.observed import HostPhase, HostReport
+    from drumline.jobs.core.causes import find_fault_report, judge_output
 
     if exit_code == 0:
         raise UserError("--exit-code 0: the program succeeded, so there is no failure to explain")
     data = _read_log(path)
-    tail = data.decode(errors="replace").splitlines()[-_TAIL_LINES:]
-    report = HostReport(
-        index=0,
-        phase=HostPhase.EXITED,
-        heard_at=None,
-        exit_code=1 if exit_code is None else exit_code,
-        error=first_error(data, "/"),
-        tail=tuple(tail),
-    )
-    cause = find_cause([report], [report])
-    means, action = _CAUSES[cause.kind]
+    tail = [line for line in data.decode(errors="replace").splitlines() if line.strip()]
+    error = first_error(data, "/")
+    output = "\n".join((error, *tail[-_TAIL_LINES:]))
+    fault_report = find_fault_report(output)
+    judgement = judge_output(1 if exit_code is None else exit_code, output)
+    meaning = "bad host" if fault_report else judgement.meaning.value
+    means, action = _LOG_MEANINGS[meaning]
     return _Explanation(
         means=means,
         action=action,
-        sentence=_LOG_SENTENCES[means],
-        words=f"The log's own words: {cause.error}",
-        reaction=_LOG_REACTIONS[action],
-        advice=_LOG_ADVICE[means],
+        sentence=fault_report.sentence if fault_report else judgement.reason,
+        words=f"The log's own words: {error or tail[-1]}",
+        reaction=_LOG_REACTIONS[meaning],
+        advice=_LOG_ADVICE[meaning],
     )
 
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from drumline.cli.connect import runnable
-from drumline.cli.rendering.show import cause_lines, next_steps, outcome_suffix, result_lines
+from drumline.cli.rendering.show import (
+    cause_lines,
+    next_steps,
+    outcome_suffix,
+    result_lines,
+    slice_lines,
+)
 from drumline.cli.rendering.text import display_width, format_duration, sanitize, truncate, wrap
 from drumline.cli.rendering.views import (
     ENDED,
@@ -163,6 +169,8 @@ def closing_lines(job: Job) -> list[str]:
     elif status == "FAILED":
         lines = [f"✗ {job_id} failed" + outcome_suffix(job)]
         lines += [f"  {line}" for line in cause_lines(job)]
+        if job.get("chips_held"):
+            lines += [f"  its slice: {line}" for line in slice_lines(job, time.time())]
     else:
         lines = [
             f"! {job_id} was cancelled"

@@ -77,7 +77,10 @@ def program(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the communication and cost of MODULE:FUNCTION."""
+    """Show the communication and cost of MODULE:FUNCTION.
+
+    The arguments come from the function inputs() of the module, or from --shapes.
+    """
     require_jax()
     if list_examples == (target is not None or example is not None):
         raise UserError(
@@ -167,7 +170,9 @@ def _report(
     if len(on) > 1:
         variant = ProgramVariant("as given", arguments, axes)
         with redirect_prints():
-            comparison = compare(function, [variant], on, compiler=compiler)
+            comparison = compare(
+                function, [variant], on, compiler=compiler, zones=_configured_zones()
+            )
         _print_report(comparison, as_json)
         return
     slice_name = on[0] if on else None
@@ -190,6 +195,18 @@ def _report(
     typer.echo(sanitize_lines(str(cost)))
     typer.echo("")
     typer.echo(sanitize_lines(str(sent)))
+
+
+def _configured_zones() -> tuple[str, ...]:
+    """Return the zones of the Google Cloud project in config.yaml; none if there is no project."""
+    from drumline.jobs.config import ConfigError, read
+    from drumline.jobs.connection import home_folder
+
+    try:
+        config = read(home_folder())
+    except ConfigError:
+        return ()  # the commands of jobs report it
+    return () if config.local else config.zones
 
 
 def _print_report(report: Any, as_json: bool) -> None:
@@ -367,12 +384,26 @@ class _InspectGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
+_EXAMPLES = """\b
+Examples:
+  drumline inspect --list
+  drumline inspect --example models/lm-1b3-fsdp --on v6e-8
+  drumline inspect train.py:step --mesh data=2,model=4 --on v6e-8
+  drumline inspect train.py:step --mesh data=8 --on v6e-8 --on v5litepod-8
+  drumline inspect model.py:layer --mesh X=2,Y=4 \\
+    --shapes 'bf16[1024,2048]@X,Y' --shapes 'bf16[2048,8192]@-,Y'
+  drumline inspect profile FOLDER
+
+`drumline inspect program --help` lists the options."""
+
 app = typer.Typer(
-    help="Show a program's communication and cost.",
+    help="Show a program's communication and cost.\n\nLists its collectives, and estimates the "
+    "time, memory and price on a slice that you do not have.",
+    epilog=_EXAMPLES,
     cls=_InspectGroup,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(PROGRAM)(program)
+app.command(PROGRAM, epilog=_EXAMPLES.rpartition("\n\n")[0])(program)
 app.command("profile")(profile)

@@ -294,9 +294,19 @@ def delete(
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Stop programs and release their slices; keep the logs."""
+    """Stop programs and release their slices; keep the logs.
+
+    Asks for confirmation if a program runs, and with --all.
+    """
     client = connect()
-    task = _Task("delete", lambda job: client.delete(job)[0], not yes, as_json, dry_run)
+    task = _Task(
+        "delete",
+        lambda job: client.delete(job)[0],
+        every and not yes,
+        as_json,
+        dry_run,
+        confirms_stop=not yes,
+    )
     _run(client, task, _select(client, "delete", job_ids, every))
 
 
@@ -307,7 +317,7 @@ def clean(
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete jobs and remove their logs and records."""
+    """Delete jobs and remove their logs and records. Asks for confirmation."""
     client = connect()
     task = _Task("clean", lambda job: client.clean(job)[0], not yes, as_json, dry_run)
     _run(client, task, _select(client, "clean", job_ids, every))
@@ -324,6 +334,8 @@ class _Task:
     dry_run: bool
     changes: "Callable[[str], list[str]] | None" = None
     """Returns the changes that the verb would make to a job file, one per line."""
+    confirms_stop: bool = False
+    """True if the user is asked before a program is stopped."""
 
 
 def _select(client: "Client", verb: str, ids: list[str] | None, every: bool) -> list[str]:
@@ -348,13 +360,18 @@ def _select(client: "Client", verb: str, ids: list[str] | None, every: bool) -> 
 def _run(client: "Client", task: _Task, ids: list[str]) -> None:
     """Apply a verb to each job, after all ids were looked up."""
     from drumline.cli.rendering.text import plural, sanitize, sanitize_lines
-    from drumline.cli.rendering.views import describe_effect, describe_plan, describe_state
+    from drumline.cli.rendering.views import (
+        describe_effect,
+        describe_plan,
+        describe_state,
+        stops_program,
+    )
     from drumline.jobs.client import Refused
 
     if not ids:
         echo_json([]) if task.as_json else typer.echo(f"there is no job to {task.verb}")
         return
-    if task.dry_run or task.confirms or len(ids) > 1:
+    if task.dry_run or task.confirms or task.confirms_stop or len(ids) > 1:
         jobs = [client.show(job_id) for job_id in ids]
         if task.dry_run:
             plan = {str(job["id"]): [describe_plan(task.verb, job)] for job in jobs}
@@ -363,7 +380,7 @@ def _run(client: "Client", task: _Task, ids: list[str]) -> None:
             lines = [line for job_lines in plan.values() for line in job_lines]
             echo_json(plan) if task.as_json else echo_lines(lines)
             return
-        if task.confirms:
+        if task.confirms or (task.confirms_stop and any(map(stops_program, jobs))):
             effects = [f"{describe_state(job)}\n{describe_effect(task.verb, job)}" for job in jobs]
             if len(effects) > MAX_JOBS_SHOWN:
                 effects[MAX_JOBS_SHOWN:] = [

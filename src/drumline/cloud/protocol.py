@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from drumline.errors import CloudError
 from drumline.observed import ListedPlacement, Refusal
 
-__all__ = ["Cloud", "CloudError", "DataDisk", "PlacementRequest", "SliceOptions"]
+__all__ = ["Cloud", "CloudError", "DataDisk", "OperationState", "PlacementRequest", "SliceOptions"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,15 @@ class PlacementRequest:
     options: SliceOptions = SliceOptions()
 
 
+@dataclass(frozen=True)
+class OperationState:
+    """The state of a long-running operation, such as the creation of a placement."""
+
+    done: bool
+    error: CloudError | None = None
+    """The error with which it ended; None while it runs and after a success."""
+
+
 class Cloud(Protocol):
     """The calls of a cloud. All are idempotent, and every async call may raise CloudError."""
 
@@ -69,8 +78,15 @@ class Cloud(Protocol):
     async def find(self, zone: str, name: str) -> ListedPlacement | None:
         """Return a placement by its name, or None if it does not exist."""
 
-    async def ask(self, request: PlacementRequest) -> None:
-        """Queue a request. If a request of that name exists, assume that it is this one."""
+    async def ask(self, request: PlacementRequest) -> str:
+        """Queue a request. If a request of that name exists, assume that it is this one.
+
+        Return the name of the operation that creates it, which may still fail; empty if the cloud
+        did not name it.
+        """
+
+    async def operation(self, name: str) -> OperationState | None:
+        """Return the state of an operation, or None if the cloud does not know it."""
 
     async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
         """Delete a placement and its slices. A placement that does not exist is no error.
@@ -83,6 +99,9 @@ class Cloud(Protocol):
 
         The list is empty if the number of hosts is unknown.
         """
+
+    async def check_login(self) -> None:
+        """Raise CloudError if the login is missing or expired. Make no call about a resource."""
 
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
         """Return the name of the instance of each host, slice by slice; None if not published."""

@@ -39,3 +39,8 @@ def burn_in(devices: Sequence[Any] | None = None, seconds: float = 30) -> "Healt
 
 def __getattr__(name: str) -> object:
     return lookup(__name__, name, _NEW_NAMES)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that are not loaded yet, for tab completion."""
+    return sorted({*globals(), *__all__})

@@ -410,6 +410,9 @@ class HostRunner:
                 error=status.error,
                 error_at=status.error_at,
                 tail=status.tail,
+                chip_holder=_printable(status.chip_holder),
+                chip_error=_printable(status.chip_error),
+                location=_printable(status.location),
                 **_program_fields(status),
             )
         elif status.state == "lost" or self._was_started():
@@ -435,20 +438,23 @@ class HostRunner:
 
     # Commands ------------------------------------------------------------------------------------
 
-    async def stop(self, grace: float) -> None:
-        """Stop the program on this host. Give up if the host cannot be reached in time."""
+    async def stop(self, grace: float) -> bool:
+        """Stop the program on this host. Return True if the host confirmed it in time."""
         timeout = grace + self._resources.timing.stop_margin
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while True:
                     agent = await self._wait_for_agent()
                     try:
-                        self._apply_status(
-                            await agent.ask(AttemptStatus, wire.STOP, self._folder, str(grace))
-                        )
-                        return
+                        status = await agent.ask(AttemptStatus, wire.STOP, self._folder, str(grace))
                     except (*CONNECTION_ERRORS, AgentError):
                         await asyncio.sleep(0.1)
+                        continue
+                    self._apply_status(status)
+                    if status.state != "running":
+                        return True
+                    await asyncio.sleep(1.0)
+        return False
 
     async def run(
         self,
@@ -496,6 +502,11 @@ def _burn_in_fields(burn_in: Mapping[str, object]) -> dict[str, Any]:
 def _sanitize_identity(identity: Mapping[str, str]) -> dict[str, str]:
     """Limit the names that a host reports to short texts of printable characters."""
     return {
-        name[:MAX_NAME_LENGTH]: "".join(filter(str.isprintable, value[:MAX_NAME_LENGTH])).strip()
+        name[:MAX_NAME_LENGTH]: _printable(value)
         for name, value in list(identity.items())[:MAX_NAMES]
     }
+
+
+def _printable(text: str) -> str:
+    """Limit a text that a host reports to a short one of printable characters."""
+    return "".join(filter(str.isprintable, text[:MAX_NAME_LENGTH])).strip()

@@ -8,7 +8,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from drumline.errors import UserError
@@ -16,6 +16,10 @@ from drumline.hosts.bundled_package import Use, training_requirements
 from drumline.hosts.packing.listing import PACKAGE_FOLDER
 from drumline.hosts.values import Step
 
+SERVICE_ACCOUNT = "service-account"
+"""The login to a registry with the account of the host."""
+DEFAULT_SHM_SIZE = "16g"
+"""The size of /dev/shm in containers. Data loaders need more than the 64 MB of docker."""
 Kind = Literal["system", "uv", "venv", "conda", "docker"]
 
 
@@ -33,6 +37,11 @@ class PythonEnvironment:
     """The container image; for docker only."""
     drumline: Use = "none"
     """The part of Drumline that is bundled with the code."""
+    # Not in the text of the value, which names the folders of environments on hosts in use.
+    login: str | None = field(default=None, repr=False)
+    """The login to the registry of the image: `service-account`, or the name of a secret."""
+    shm_size: str = field(default=DEFAULT_SHM_SIZE, repr=False)
+    """The size of /dev/shm in the container."""
 
 
 def python_steps(python: PythonEnvironment, job_id: str) -> tuple[Step, ...]:
@@ -40,7 +49,7 @@ def python_steps(python: PythonEnvironment, job_id: str) -> tuple[Step, ...]:
     if python.kind == "docker":
         if not python.image:
             raise UserError("environment: docker needs an image")
-        return (Step("docker", f"docker pull {shlex.quote(python.image)}"),)
+        return (Step("docker", _pull_script(python.image, python.login)),)
     folder = _environment_folder(python, job_id)
     install = _install_command(python, folder)
     if python.kind == "system":
@@ -76,6 +85,7 @@ def run_wrap(
         # no secret is in a list of processes. The home is the same, so all paths stay valid.
         script = (
             'exec docker run --rm --privileged --net=host --name "$DRUMLINE_CONTAINER"'
+            f" --shm-size={shlex.quote(python.shm_size)} --ulimit memlock=-1:-1"
             ' --env-file "$DRUMLINE_ENV_FILE" -v "$HOME":"$HOME" -w "$PWD"'
             f'{folders} {shlex.quote(python.image)} {_container_prefix(python)}"$@"'
         )
@@ -177,6 +187,84 @@ if [ ! -x "$HOME"/.drumline/conda/bin/conda ]; then
   bash "$installer" -b -u -p "$HOME"/.drumline/conda
   rm -f "$installer"
 fi
+"""
+
+
+# Containers --------------------------------------------------------------------------------------
+
+
+def registry_of(image_name: str) -> str:
+    """Return the registry of an image; empty for Docker Hub."""
+    host, slash, _ = image_name.partition("/")
+    return host if slash and (set(".:") & set(host) or host == "localhost") else ""
+
+
+_GOOGLE_REGISTRY = re.compile(
+    r"([a-z0-9-]+\.)?gcr\.io|[a-z0-9-]+-docker\.pkg\.dev|docker\.pkg\.dev"
+)
+
+
+def is_google_registry(registry: str) -> bool:
+    """Return True if the account of a virtual machine at Google can log in to a registry."""
+    return _GOOGLE_REGISTRY.fullmatch(registry) is not None
+
+
+def _pull_script(image: str, login: str | None) -> str:
+    """Return a script that pulls an image, after a login to its registry if it needs one.
+
+    An image of Google's that neither is public nor opens with a login of the user's set-up is
+    pulled with the account of the host.
+    """
+    pull = f"docker pull {shlex.quote(image)}\n"
+    if login is None and not is_google_registry(registry_of(image)):
+        return pull
+    if login is None:
+        return _PULL_OR_LOGIN.format(pull=pull.rstrip()) + _pull_script(image, SERVICE_ACCOUNT)
+    credentials = _ACCOUNT_LOGIN if login == SERVICE_ACCOUNT else _VARIABLE_LOGIN.format(name=login)
+    # Without a registry, docker logs in to Docker Hub.
+    registry = shlex.quote(registry_of(image)) if registry_of(image) else ""
+    return credentials + _LOGIN_AND_PULL.format(registry=registry, pull=pull)
+
+
+_PULL_OR_LOGIN = """\
+pull_code=0
+{pull} || pull_code=$?
+if [ "$pull_code" = 0 ]; then exit 0; fi
+if ! getent hosts metadata.google.internal >/dev/null; then exit "$pull_code"; fi
+echo "logging in to the registry with the account of this host"
+"""
+
+_ACCOUNT_LOGIN = """\
+metadata=http://metadata.google.internal/computeMetadata/v1/instance/service-accounts/default/token
+docker_user=oauth2accesstoken
+docker_password=$(
+  curl --fail --silent --show-error --retry 3 --header 'Metadata-Flavor: Google' "$metadata" \\
+    | python3 -c 'import json, sys; print(json.load(sys.stdin)["access_token"])'
+)
+"""
+
+_VARIABLE_LOGIN = """\
+case "${name}" in
+  '{{'*) docker_user=_json_key docker_password="${name}" ;;
+  *:*) docker_user="${{{name}%%:*}}" docker_password="${{{name}#*:}}" ;;
+  *)
+    echo "docker.login: the secret {name} is neither USER:PASSWORD nor a JSON key" >&2
+    exit 1
+    ;;
+esac
+"""
+
+# The login is not kept: the program must not find it in the home folder.
+_LOGIN_AND_PULL = """\
+DOCKER_CONFIG=$(mktemp -d)
+export DOCKER_CONFIG
+pull_code=0
+{{
+  printf %s "$docker_password" \\
+    | docker login --username "$docker_user" --password-stdin {registry} >/dev/null \\
+    && {pull}}} || pull_code=$?
+rm -rf "$DOCKER_CONFIG"
+exit "$pull_code"
 """
 
 

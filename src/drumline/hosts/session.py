@@ -200,6 +200,8 @@ class SliceSession:
         self.known_hosts_file = known_hosts / known_hosts_name(name)
         self._gate = StartBarrier(len(addresses), logs / "started")
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopped: set[int] = set()
+        """The hosts that confirmed a stop."""
         self._runners = []
         ranks = {host: rank for rank, host in enumerate(chosen)}
         for index, address in enumerate(addresses):
@@ -225,11 +227,21 @@ class SliceSession:
         """Return the current report of each host."""
         return tuple(runner.report() for runner in self._runners)
 
-    async def stop(self, grace: float) -> None:
-        """Stop the program for good: send SIGTERM on every host, and SIGKILL after `grace`."""
+    async def stop(self, grace: float) -> tuple[int, ...]:
+        """Stop the program for good: send SIGTERM on every host, and SIGKILL after `grace`.
+
+        Return the hosts that did not confirm it in time. A repeated call stops only those.
+        """
         self._gate.stop(grace)
         self.start()
-        await asyncio.gather(*(runner.stop(grace) for runner in self._runners))
+
+        async def stop_host(host: int) -> None:
+            if await self._runners[host].stop(grace):
+                self._stopped.add(host)
+
+        hosts = [host for host in range(len(self._runners)) if host not in self._stopped]
+        await asyncio.gather(*map(stop_host, hosts))
+        return tuple(host for host in hosts if host not in self._stopped)
 
     async def run(
         self,

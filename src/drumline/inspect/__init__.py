@@ -42,3 +42,8 @@ _OLD_NAMES = {
 
 def __getattr__(name: str) -> Any:
     return deprecated.lookup(__name__, name, _OLD_NAMES)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that are not loaded yet, for tab completion."""
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ from drumline.inspect.compiling.meshes import MeshLike
 from drumline.inspect.compiling.programs import Compiler
 from drumline.inspect.cost.machines import Machine, parse_machine
 from drumline.inspect.estimate import Estimate, estimate
-from drumline.inspect.formatting import format_bytes, format_seconds, format_table
+from drumline.inspect.formatting import format_bytes, format_seconds, format_share, format_table
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class VariantEstimate:
     reason: str = ""
     dollars: float | None = None
     """The price of a call at the lowest listed price, or None without a listed price."""
+    zone: str | None = None
+    """The zone of this price."""
 
     layout = renamed_attribute("layout", "variant")
     why = renamed_attribute("why", "reason")
@@ -58,6 +60,7 @@ class VariantEstimate:
             "layout": self.variant,
             "on": self.on,
             "dollars": self.dollars,
+            "zone": self.zone,
             "why": self.reason,
             "estimate": None if self.estimate is None else self.estimate.to_dict(),
         }
@@ -88,15 +91,18 @@ class VariantComparison:
     def __str__(self) -> str:
         """Return the table, with lines for variants that cannot run on a slice."""
         rows = [_table_row(choice) for choice in self.choices if choice.estimate is not None]
-        headings = ["LAYOUT", "ON", "MESH", "TIME", "MFU", "BOUND", "WAITS", "MEMORY", "", "$/1000"]
-        lines = format_table(headings, rows, alignment="   rr rr r")
+        headings = ["LAYOUT", "ON", "MESH", "TIME", "UNMEASURED", "MFU", "BOUND", "WAITS"]
+        headings += ["MEMORY", "", "$/1000", "IN"]
+        lines = format_table(headings, rows, alignment="   rrr rr r ")
         lines += [
             f"{choice.variant} on {choice.on}: {choice.reason}"
             for choice in self.choices
             if choice.estimate is None
         ]
+        if rows:
+            lines.append("UNMEASURED: in kinds of operation that were never measured on that chip")
         if any(choice.dollars is not None for choice in self.choices):
-            lines.append(f"$/1000: of a thousand calls, at the cheapest {self.tier} price listed")
+            lines.append(f"$/1000: of a thousand calls, at the {self.tier} price in that zone")
         return "\n".join(lines)
 
 
@@ -109,12 +115,14 @@ def _table_row(choice: VariantEstimate) -> list[str]:
         choice.on,
         format_mesh(estimate.mesh) or "–",
         format_seconds(seconds),
+        format_share(estimate.unmeasured_share),
         f"{100 * estimate.mfu:.0f} %",
         estimate.bound,
         f"{100 * estimate.exposed / seconds:.0f} %" if seconds else "–",
         format_bytes(estimate.memory.total),
         "fits" if estimate.fits else f"of {format_bytes(estimate.memory_limit)}",
         "–" if choice.dollars is None else f"{1000 * choice.dollars:.3g}",
+        choice.zone or "–",
     ]
 
 
@@ -126,6 +134,7 @@ def compare(
     *,
     tier: str = "spot",
     compiler: Compiler = "auto",
+    zones: Sequence[str] = (),
 ) -> VariantComparison:
     """Estimate all variants of a program on all slices.
 
@@ -137,6 +146,8 @@ def compare(
         on: names of slices.
         tier: the capacity tier of the prices, `"spot"` or `"on-demand"`.
         compiler: as for `estimate`.
+        zones: the zones that you may use. Prices are the lowest in these; by default, in the zones
+            that are open to everyone, if there are any.
 
     Raises:
         UnknownName: there is no such slice or tier.
@@ -152,7 +163,7 @@ def compare(
     if not by_name or not machines:
         raise UserError("there is nothing to compare: name at least one variant and one slice")
     choices = [
-        _estimate_variant(fn, name, variant, machine, tier, compiler)
+        _estimate_variant(fn, name, variant, machine, tier, compiler, zones)
         for name, variant in by_name.items()
         for machine in machines
     ]
@@ -195,6 +206,7 @@ def _estimate_variant(
     machine: Machine,
     tier: str,
     compiler: Compiler,
+    zones: Sequence[str],
 ) -> VariantEstimate:
     try:
         variant = _make_variant(name, source, machine.devices)
@@ -207,18 +219,26 @@ def _estimate_variant(
         )
     except UserError as error:
         return VariantEstimate(name, machine.name, None, str(error))
-    rate = _dollars_per_second(machine, tier)
-    dollars = None if rate is None else rate * result.seconds
-    return VariantEstimate(name, machine.name, result, dollars=dollars)
+    listed = _lowest_price(machine, tier, zones)
+    if listed is None:
+        return VariantEstimate(name, machine.name, result)
+    per_chip_hour, zone = listed
+    dollars = per_chip_hour * machine.chips / 3600 * result.seconds
+    return VariantEstimate(name, machine.name, result, dollars=dollars, zone=zone)
 
 
-def _dollars_per_second(machine: Machine, tier: str) -> float | None:
-    """Return the lowest listed price of the machine, or None."""
+def _lowest_price(machine: Machine, tier: str, zones: Sequence[str]) -> tuple[float, str] | None:
+    """Return the lowest listed price of a chip-hour in zones that may be used, and its zone."""
     if machine.slice is None:
         return None
-    prices = (price(machine.slice, offer.zone, tier) for offer in zone_offers(machine.slice))
-    chip_hours = [listed.per_chip_hour for listed in prices if listed is not None]
-    return min(chip_hours) * machine.chips / 3600 if chip_hours else None
+    offers = zone_offers(machine.slice)
+    usable = [offer for offer in offers if (offer.zone in zones if zones else offer.public)]
+    prices = [
+        (listed.per_chip_hour, offer.zone)
+        for offer in (usable if zones else usable or offers)
+        if (listed := price(machine.slice, offer.zone, tier)) is not None
+    ]
+    return min(prices, default=None)
 
 
 def _order(choice: VariantEstimate) -> tuple[bool, bool, float]:

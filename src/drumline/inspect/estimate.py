@@ -12,11 +12,11 @@ from drumline.inspect.collectives import COLLECTIVE_KINDS
 from drumline.inspect.compiling.axes import MeshAxes, format_mesh
 from drumline.inspect.compiling.meshes import MeshLike
 from drumline.inspect.compiling.programs import Compiler, InspectedProgram, compile_for
+from drumline.inspect.cost.coverage import MEASURED
 from drumline.inspect.cost.machines import Machine, match_devices, parse_machine
 from drumline.inspect.cost.memory import Memory, compiler_memory, estimate_memory
 from drumline.inspect.cost.network import TorusDims, map_mesh
 from drumline.inspect.cost.timeline import (
-    COPIES,
     DEVICE,
     Timeline,
     TimelineEvent,
@@ -62,7 +62,7 @@ class EstimatedOperation:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The cost of a call of a program on a machine. Prints as a summary of ten lines."""
+    """The cost of a call of a program on a machine. Prints as a summary of eleven lines."""
 
     name: str
     on: str
@@ -83,6 +83,8 @@ class Estimate:
     memory_limit: float
     communication: tuple[EstimatedCollective, ...]
     operations: tuple[EstimatedOperation, ...]
+    unmeasured: Mapping[str, float] = field(default_factory=dict)
+    """Seconds in kinds of operation that were never measured on this chip, longest first."""
     axis_links: Mapping[str, str]
     """The links of each mesh axis, as text."""
     at_least: bool = False
@@ -108,6 +110,11 @@ class Estimate:
         return sum(collective.seconds - collective.exposed for collective in self.communication)
 
     @property
+    def unmeasured_share(self) -> float:
+        """The share of the time in kinds of operation that were never measured on this chip."""
+        return min(1.0, sum(self.unmeasured.values()) / self.seconds) if self.seconds else 0.0
+
+    @property
     def fits(self) -> bool:
         """True if the memory of a device is sufficient."""
         return self.memory.total <= self.memory_limit
@@ -128,6 +135,7 @@ class Estimate:
             "bound": self.bound,
             "bounds": dict(self.bounds),
             "busy": dict(self.busy),
+            "unmeasured": {"share": self.unmeasured_share, "seconds": dict(self.unmeasured)},
             "flops": self.flops,
             "model_flops": self.model_flops,
             "mfu": self.mfu,
@@ -246,11 +254,20 @@ def estimate_program(
         memory_limit=machine.memory_bytes,
         communication=totals.communication(),
         operations=totals.operations(),
+        unmeasured=_unmeasured(timeline, machine),
         axis_links={name: str(links) for name, links in network.axes.items()},
         at_least=timeline.unknown_trip_count,
         timeline=timeline,
         machine=machine,
     )
+
+
+def _unmeasured(timeline: Timeline, machine: Machine) -> dict[str, float]:
+    """Return the seconds by kind in kinds that were never measured on this chip."""
+    measured = MEASURED.get(machine.chip.name, frozenset())
+    seconds = timeline.seconds_by_operation()
+    kinds = [kind for kind in seconds if seconds[kind] > 0 and kind not in measured]
+    return {kind: seconds[kind] for kind in sorted(kinds, key=lambda kind: -seconds[kind])}
 
 
 class _Totals:
@@ -274,9 +291,9 @@ class _Totals:
         axes: tuple[str, ...] | None = None
         if event.kind in COLLECTIVE_KINDS.values():
             axes = event.axes
-            self.bounds["network"] += event.exposed * executions
+            self.bounds["network"] += event.device_seconds * executions
         else:
-            self.bounds[cost.bound or "overhead"] += _device_seconds(event) * executions
+            self.bounds[cost.bound or "overhead"] += event.device_seconds * executions
             flops = cost.flops * executions
             self.flops += flops
             self.peak_seconds += cost.peak_seconds * executions
@@ -331,9 +348,7 @@ class _Totals:
                     source=source,
                     scope=scope,
                     count=sum(executions for _, executions in events),
-                    seconds=sum(
-                        _device_seconds(event) * executions for event, executions in events
-                    ),
+                    seconds=sum(event.device_seconds * executions for event, executions in events),
                     flops=sum(event.cost.flops * executions for event, executions in events),
                     bytes=sum(event.cost.bytes * executions for event, executions in events),
                     bound=longest.cost.bound,
@@ -342,18 +357,15 @@ class _Totals:
         return tuple(sorted(operations, key=lambda op: -op.seconds))
 
 
-def _device_seconds(event: TimelineEvent) -> float:
-    """Return the device time of an event. A copy between memories counts only while exposed."""
-    return event.exposed if event.resource == COPIES else event.seconds
-
-
 # Summary --------------------------------------------------------------------------------------
 
-SUMMARY_LINES = 10
+SUMMARY_LINES = 11
+MIN_SHARE = 0.005
+MAX_KINDS = 5
 
 
 def summarize(estimate: Estimate) -> list[str]:
-    """Summarize an estimate in at most ten lines."""
+    """Summarize an estimate in at most eleven lines."""
     return list(_summary_lines(estimate))[:SUMMARY_LINES]
 
 
@@ -368,9 +380,10 @@ def _summary_lines(estimate: Estimate) -> Iterator[str]:
     shares = ", ".join(
         f"{name} {format_share(bound / seconds)}"
         for name, bound in sorted(estimate.bounds.items(), key=lambda item: -item[1])
-        if seconds and bound / seconds >= 0.005
+        if seconds and bound / seconds >= MIN_SHARE
     )
     yield f"  time: {shares or 'none'}"
+    yield f"  {_coverage_line(estimate)}"
     yield f"  {_communication_line(estimate)}"
     for collective in estimate.communication[:2]:
         if seconds and collective.exposed / seconds >= 0.01:
@@ -383,6 +396,16 @@ def _summary_lines(estimate: Estimate) -> Iterator[str]:
         links = "; ".join(f"{axis} {links}" for axis, links in estimate.axis_links.items())
         yield f"  links: {links}"
     yield f"  compiled by {estimate.compiled_by}; times are modelled, not measured"
+
+
+def _coverage_line(estimate: Estimate) -> str:
+    chip = estimate.machine.chip.name
+    if not estimate.unmeasured:
+        return f"all of this time is in kinds of operation measured on {chip}"
+    share = format_share(estimate.unmeasured_share)
+    kinds = list(estimate.unmeasured)
+    listed = ", ".join(kinds[:MAX_KINDS]) + (", …" if len(kinds) > MAX_KINDS else "")
+    return f"{share} of this time is in kinds not measured on {chip}: {listed}"
 
 
 def _communication_line(estimate: Estimate) -> str:

@@ -19,3 +19,8 @@ def __getattr__(name: str) -> object:
 
         return getattr(client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that are not loaded yet, for tab completion."""
+    return sorted({*globals(), *__all__})

@@ -107,6 +107,9 @@ _REQUESTS_PER_MINUTE = 30.0
 _FAST_POLL_SECONDS = 0.5
 _FAST_TIMEOUTS = Timeouts(
     waiting=3.0,
+    visible=3.0,
+    booting=120.0,
+    deleting=60.0,
     silence=4.0,
     bad_silence=8.0,
     first_contact=30.0,
@@ -194,7 +197,8 @@ def _slice_settings(path: Path, file: _File) -> SliceSettings:
     try:
         return slice_settings(written, source=str(path))
     except SpecError as error:
-        raise ConfigError(str(error)) from None
+        # Like the other errors of this file, which have no lines.
+        raise ConfigError(str(error).replace(f"{path}  ", f"{path}: ")) from None
 
 
 _SLICE_KEYS = (

@@ -7,6 +7,7 @@ small: that of the standard library imports mail headers and TLS, a tenth of a c
 import json
 import os
 import re
+import select
 import socket
 import sys
 import time
@@ -31,6 +32,8 @@ START_SECONDS = 60.0
 # Far above any normal response time, because a busy disk or a slow bucket must not look like a
 # crash.
 RESPONSE_SECONDS = 60.0
+# After this silence the user learns that the server is slow, or paused and will never answer.
+SILENCE_SECONDS = 5.0
 # Less than a new database and a log need.
 MIN_FREE_BYTES = 1 << 18
 # Bytes of a command's input in transit to the hosts, enough for a fast link.
@@ -85,6 +88,25 @@ class HttpConnection:
             fields["Content-Length"] = str(len(body))
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self.sock.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+
+    def answers_within(self, seconds: float) -> bool:
+        """Wait for the first byte of the response, or the end of the connection."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def paused_server(self) -> int | None:
+        """Return the process of the server if it was stopped by a signal, on Linux; else None."""
+        if not hasattr(socket, "SO_PEERCRED"):
+            return None
+        pid = int.from_bytes(
+            self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder
+        )
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return None
+        return pid if state in {"T", "t"} else None
 
     def response(self) -> "HttpResponse":
         """Wait for the head of the response."""
@@ -190,7 +212,7 @@ class ServerConnection:
         self.home = home_folder() if home is None else Path(home).absolute()
         self.socket = self.home / "server.sock"
         self._autostart = autostart
-        self._warn = warn
+        self._warn = self._warn_of_silence = warn
         self._server: tuple[str | None, int] = __version__, 0
         self.withheld: frozenset[str] = frozenset()
         if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
@@ -316,7 +338,28 @@ class ServerConnection:
             connection.send(method, path, headers, json.dumps(body).encode())
         return self._receive(connection, path)
 
+    def _await_response(self, connection: HttpConnection) -> None:
+        """Wait until the response begins. Raise Refused if the server is paused."""
+        timeout, waited = connection.sock.gettimeout(), 0.0
+        while not connection.answers_within(SILENCE_SECONDS):
+            pid = connection.paused_server()
+            if pid is not None:
+                raise Refused(
+                    f"the server (process {pid}) is paused and answers no call;"
+                    f" continue it with: kill -CONT {pid}"
+                )
+            waited += SILENCE_SECONDS
+            if timeout is not None and waited >= timeout:
+                raise TimeoutError
+            # Calls with a longer timeout pack code, or wait for events.
+            if self._warn_of_silence and timeout == RESPONSE_SECONDS:
+                self._warn_of_silence(
+                    f"the server has not answered for {waited:.0f} s, waiting; its log: {self.log}"
+                )
+                self._warn_of_silence = None
+
     def _receive(self, connection: HttpConnection, path: str) -> HttpResponse:
+        self._await_response(connection)
         response = connection.response()
         headers = response.headers
         orphan_count = int(headers.get(ORPHANS_HEADER.lower(), 0))

@@ -285,8 +285,8 @@ class Probe:
         """Take the steps before the deletion. Return False if one failed."""
         try:
             await self._check_access()
-            await self._request()
-            placement = await self._wait_until_ready()
+            operation = await self._request()
+            placement = await self._wait_until_ready(operation)
             await self._connect(placement)
         except _StepFailed:
             return False
@@ -326,7 +326,8 @@ class Probe:
         # A permission on a single account or bucket is not visible here, so this is no failure.
         report.done(f"not granted on the project: {', '.join(required)}" if required else "all")
 
-    async def _request(self) -> None:
+    async def _request(self) -> str:
+        """Request the slice. Return the name of the operation that creates it."""
         report, plan = self._report, self._plan
         report.begin("request")
         metadata = {"ssh-keys": f"drumline:{self._access.public_key}", "enable-oslogin": "FALSE"}
@@ -342,13 +343,14 @@ class Probe:
         )
         self.may_exist = True
         try:
-            await self._cloud.ask(request)
+            operation = await self._cloud.ask(request)
         except CloudError as error:
             self._refused = error.code in _REFUSED
             raise self._fail(error) from error
         report.done(f"{self.name}: {plan.accelerator}, {plan.capacity}, in {plan.zone}")
+        return operation
 
-    async def _wait_until_ready(self) -> ListedPlacement:
+    async def _wait_until_ready(self, operation: str) -> ListedPlacement:
         report, before = self._report, ""
         report.begin("state")
         hosts = slice_of(self._plan.accelerator).hosts
@@ -361,6 +363,11 @@ class Probe:
                     if state != before:
                         report.line(f"  · state        {state}")
                         before = state
+                    if placement is None and operation:
+                        creation = await self._cloud.operation(operation)
+                        if creation is not None and creation.error is not None:
+                            self._refused = True
+                            raise self._fail(creation.error)
                     if placement is not None and placement.state is PlacementState.LOST:
                         refusal = placement.refusal
                         raise self._fail(refusal.text if refusal else placement.lost_reason)
@@ -396,6 +403,8 @@ class Probe:
                 names = await self._cloud.instance_names(placement)
         except CloudError as error:
             raise self._fail(error) from error
+        if command and names_instances(command) and None in names:
+            raise self._fail("the cloud publishes no name of an instance, which %n stands for")
         published = sum(key is not None for key in keys)
         report.done(f"{published} of {len(placement.endpoints)} hosts publish their key")
         keys = [*keys, *[None] * len(placement.endpoints)]

@@ -97,3 +97,8 @@ def __getattr__(name: str) -> Any:
     if message := missing_packages_message():
         raise ImportError(message)
     return getattr(import_module(f"drumline.train.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that are not loaded yet, for tab completion."""
+    return sorted({*globals(), *__all__})

@@ -36,7 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--checkpoint",
-        default=os.environ.get("DRUMLINE_CHECKPOINT"),
+        default=os.environ.get("DRUMLINE_CHECKPOINT") or None,
         metavar="FOLDER",
         help="folder for checkpoints, or gs://… (default: $DRUMLINE_CHECKPOINT)",
     )

@@ -20,8 +20,8 @@ from jax.sharding import Mesh
 
 from drumline.health.fault_report import HardwareFault
 from drumline.train.checkpoints.checkpoint import Saved
-from drumline.train.checkpoints.claim import claim
-from drumline.train.checkpoints.files import raise_user_errors
+from drumline.train.checkpoints.claim import claim, is_fenced
+from drumline.train.checkpoints.files import absolute_folder, raise_user_errors
 from drumline.train.checkpoints.saving import (
     RunCheckpoints,
     make_provenance,
@@ -31,7 +31,7 @@ from drumline.train.checkpoints.saving import (
 from drumline.train.goodput import Goodput, StepClock, open_history
 from drumline.train.hardware import HardwareChecks
 from drumline.train.mesh import make_mesh
-from drumline.train.multihost import catch_sigterm
+from drumline.train.multihost import catch_sigterm, connect_hosts
 from drumline.train.plan import Plan, make_plan
 from drumline.train.recipe import Recipe
 from drumline.train.reporting import RunLog, RunProgress
@@ -78,17 +78,19 @@ def fit(
     """Train to the recipe's last step. Resume from the newest checkpoint in the folder, if any.
 
     Every host must call this with the same arguments. All hosts must share the folder (or
-    `gs://…`). Without a folder there are no checkpoints. A checkpoint of a different recipe or of
-    different data is refused unless `allow_changes` is set.
+    `gs://…`). A relative folder starts at the working directory. Without a folder there are no
+    checkpoints. A checkpoint of a different recipe or of different data is refused unless
+    `allow_changes` is set.
 
     Raises:
         UserError: the recipe or the folder cannot be used.
         HardwareFault: a chip computes wrong results. The next attempt, on other hardware, resumes
             from the last checkpoint that was verified.
     """
+    folder = None if checkpoint is None else absolute_folder(checkpoint)
     mesh = make_mesh(recipe.mesh)
+    connect_hosts(mesh)
     with catch_sigterm(), jax.set_mesh(mesh), ExitStack() as cleanup:
-        folder = None if checkpoint is None else str(checkpoint)
         run = _open_run(recipe, mesh, folder, allow_changes, cleanup)
         try:
             return _train(run, recipe, allow_changes)
@@ -296,7 +298,8 @@ def _open_run(
     checkpoints = RunCheckpoints(plan, checkpoint_folder, goodput)
     cleanup.push(checkpoints.finish_after_error)
     cleanup.callback(pipeline.close)
-    progress = RunProgress(plan, log, goodput, lambda: checkpoints.committed)
+    fenced = folder is not None and is_fenced(folder)
+    progress = RunProgress(plan, log, goodput, lambda: checkpoints.committed, fenced=fenced)
     bad_batches = BadBatches(plan, log.message)
     hardware = HardwareChecks(plan, pipeline, checkpoints, log.message)
     if pipeline.warning:

@@ -6,7 +6,9 @@ With one host no function here communicates.
 # mypy: allow-untyped-calls
 
 import itertools
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from functools import cached_property
 from types import FrameType
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 from jax.experimental import multihost_utils
@@ -24,6 +27,27 @@ _BARRIER_SECONDS = 1800
 """The timeout of `barrier`. The compilation cache may differ between hosts."""
 
 _barriers = itertools.count()
+
+
+def connect_hosts(mesh: Mesh) -> None:
+    """Connect all hosts and all devices once, without the lines that Gloo prints then.
+
+    On CPUs, XLA's library Gloo prints "Rank 0 is connected to 1 peer ranks" to standard output for
+    every new group of devices.
+    """
+    if jax.process_count() == 1 or jax.default_backend() != "cpu":
+        return
+    sys.stdout.flush()
+    output, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        multihost_utils.process_allgather(np.int32(0))
+        replicated = NamedSharding(mesh, PartitionSpec())
+        jax.jit(jnp.max, out_shardings=replicated)(StopFlag(mesh).array).block_until_ready()
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
+        os.close(nowhere)
 
 
 def barrier() -> None:

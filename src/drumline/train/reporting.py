@@ -42,8 +42,14 @@ class RunProgress:
         log: "RunLog",
         goodput: Goodput,
         committed: Callable[[], int | None],
+        *,
+        fenced: bool = False,
     ) -> None:
-        """`committed` returns the step of the newest complete checkpoint."""
+        """`committed` returns the step of the newest complete checkpoint.
+
+        `fenced` is True if the run has claimed its checkpoint folder for the job manager.
+        """
+        self._fenced = fenced
         self.metrics: dict[str, float] = {}
         """The newest value of each metric, of training and of evaluation."""
         self._plan, self._log, self._goodput = plan, log, goodput
@@ -82,6 +88,7 @@ class RunProgress:
             "total": recipe.steps,
             "item": recipe.model.item,
             "checkpoint": self._committed(),
+            **({"fenced": True} if self._fenced else {}),
         }
         heartbeat(step, **{name: value for name, value in fields.items() if name != "step"})
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from drumline.cli.emulator import app
 from drumline.cloud.emulator import launch, processes
-from tests.jobs.world import World
+from tests.jobs.installation import Installation
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.getuid() != 0,
@@ -97,15 +97,15 @@ print(json.dumps(ended))
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def installation() -> Iterator[Installation]:
     """In a folder that everybody may enter, so that it is the home that keeps them out."""
     base = Path(tempfile.mkdtemp(prefix="dl-"))
     base.chmod(0o755)
-    made = World(base / "home", base / "jobs")
+    new = Installation(base / "home", base / "jobs")
     try:
-        yield made
+        yield new
     finally:
-        made.stop()
+        new.stop()
         shutil.rmtree(base, ignore_errors=True)
 
 
@@ -158,19 +158,19 @@ def try_everything(known: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_another_user_cannot_reach_the_owners_data(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DRUMLINE_HOME", str(world.home))
+    monkeypatch.setenv("DRUMLINE_HOME", str(installation.home))
     monkeypatch.setenv("SECRET", SECRET)
     monkeypatch.delenv("DRUMLINE_EMULATOR", raising=False)
     assert CliRunner().invoke(app, ["start"]).exit_code == 0
-    job = world.create("echo told; sleep 1000", accelerator="v4-16", secrets=["SECRET"])
-    world.reaches(job, "RUNNING", timeout=60)
-    before = world.emulator("resources")
+    job = installation.create("echo told; sleep 1000", accelerator="v4-16", secrets=["SECRET"])
+    installation.reaches(job, "RUNNING", timeout=60)
+    before = installation.emulator("resources")
 
-    pids = our_pids(world.home)
+    pids = our_pids(installation.home)
     inodes = sockets_of(pids)
-    emulator = launch.find(world.home / "emulator")
+    emulator = launch.find(installation.home / "emulator")
     assert emulator is not None
     port = int(emulator.url.rpartition(":")[2])
     ssh = [host["port"] for host in before["hosts"]]
@@ -178,7 +178,7 @@ def test_another_user_cannot_reach_the_owners_data(
     # There are no other ways in than those that are tried.
     assert listening_ports(inodes) == {port, *ssh}
     assert abstract_sockets(inodes) == []
-    everything = sorted(world.home.rglob("*"))
+    everything = sorted(installation.home.rglob("*"))
     hosts = [path for path in everything if path.parent.parent.name == "hosts"]
     assert len(hosts) == 2
     assert any(path.suffix == ".log" for path in everything)
@@ -188,15 +188,18 @@ def test_another_user_cannot_reach_the_owners_data(
             "port": port,
             "ssh": ssh,
             "sockets": [str(path) for path in everything if path.is_socket()],
-            "folders": [str(world.home), *(str(path) for path in everything if path.is_dir())],
+            "folders": [
+                str(installation.home),
+                *(str(path) for path in everything if path.is_dir()),
+            ],
             "files": [str(path) for path in everything if path.is_file()],
             "pids": pids,
         }
     )
     assert {how: end for how, end in ended.items() if end not in (401, "denied")} == {}
     assert len(ended) > 100
-    assert world.emulator("resources") == before
-    assert world.status(job) == "RUNNING"
+    assert installation.emulator("resources") == before
+    assert installation.status(job) == "RUNNING"
     # A command line is what everybody may read of a process.
     shown = " ".join(processes.command_line(pid) for pid in pids)
     assert SECRET not in shown

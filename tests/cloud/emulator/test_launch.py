@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from drumline.cli.emulator import app
+from drumline.cli.emulator import _home, app
 from drumline.cloud.emulator import launch
 
 if TYPE_CHECKING:
@@ -180,3 +180,9 @@ def test_the_emulator_restores_its_endpoint_file(tmp_path: Path, spoilt: str | N
             time.sleep(0.05)
     finally:
         launch.stop(home)
+
+
+def test_an_empty_drumline_home_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DRUMLINE_EMULATOR", raising=False)
+    monkeypatch.setenv("DRUMLINE_HOME", "")
+    assert _home() == Path.home() / ".drumline" / "emulator"

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import pytest
 
 from drumline.cloud.model.resources import Tier
-from tests.cloud.emulator.test_state import World, node_spec
+from tests.cloud.emulator.test_state import FleetHarness, node_spec
 
 
 @dataclass
-class Grants(World):
+class Grants(FleetHarness):
     """A world that is asked on which machines its nodes are."""
 
     def machines(self, name: str) -> tuple[str, ...]:
@@ -25,85 +25,85 @@ class Grants(World):
 
 
 def test_released_machines_are_assigned_after_the_others() -> None:
-    world = Grants()
+    harness = Grants()
     turns = []
     for name in ("a", "b", "c", "d"):
-        turns.append(world.grant(name))
-        world.delete(name)
+        turns.append(harness.grant(name))
+        harness.delete(name)
     assert turns == [[0, 1], [2, 3], [0, 1], [2, 3]]
 
 
 def test_names_of_machines_have_zone_generation_and_chips() -> None:
-    world = Grants()
-    world.ask("a", "v4-16")
-    world.ask("b", "v5litepod-8")
-    world.ask("c", "v5litepod-16")
-    assert world.machines("a") == ("local-a-v4-4-0", "local-a-v4-4-1")
-    assert world.machines("b") == ("local-a-v5e-8-0",)
-    assert world.machines("c")[0] == "local-a-v5e-4-0"
+    harness = Grants()
+    harness.ask("a", "v4-16")
+    harness.ask("b", "v5litepod-8")
+    harness.ask("c", "v5litepod-16")
+    assert harness.machines("a") == ("local-a-v4-4-0", "local-a-v4-4-1")
+    assert harness.machines("b") == ("local-a-v5e-8-0",)
+    assert harness.machines("c")[0] == "local-a-v5e-4-0"
 
 
 def test_there_are_machines_for_a_second_slice() -> None:
-    world = Grants()
-    assert world.grant("parked") == [0, 1]
+    harness = Grants()
+    assert harness.grant("parked") == [0, 1]
     for name in ("b", "c"):
-        assert world.grant(name) == [2, 3]
-        world.delete(name)
+        assert harness.grant(name) == [2, 3]
+        harness.delete(name)
 
 
 def test_no_machine_has_two_hosts() -> None:
-    world = Grants()
-    under = [number for name in "abcd" for number in world.grant(name)]
+    harness = Grants()
+    under = [number for name in "abcd" for number in harness.grant(name)]
     assert under == list(range(8))
-    world.delete("c")
-    assert world.grant("e") == [4, 5]
+    harness.delete("c")
+    assert harness.grant("e") == [4, 5]
 
 
 def test_unused_machines_are_assigned_first() -> None:
-    world = Grants()
-    world.grant("small", "v4-8")
-    world.delete("small")
-    assert world.grant("large", "v4-32") == [1, 2, 3, 4]
+    harness = Grants()
+    harness.grant("small", "v4-8")
+    harness.delete("small")
+    assert harness.grant("large", "v4-32") == [1, 2, 3, 4]
 
 
 def test_there_are_machines_for_twice_the_slices_of_a_request() -> None:
-    world = Grants()
-    world.ask("pair", "v4-16", nodes=2)
-    assert world.numbers("pair-0") + world.numbers("pair-1") == [0, 1, 2, 3]
-    world.delete("pair")
-    assert world.grant("next") == [4, 5]
+    harness = Grants()
+    harness.ask("pair", "v4-16", nodes=2)
+    assert harness.numbers("pair-0") + harness.numbers("pair-1") == [0, 1, 2, 3]
+    harness.delete("pair")
+    assert harness.grant("next") == [4, 5]
 
 
 def test_machines_are_freed_only_when_the_hosts_have_ended() -> None:
-    world = Grants()
-    world.grant("kept")
-    world.grant("lost")
-    world.hosts_obey = False
-    world.preempt("lost")
-    assert world.node_state("lost") == "PREEMPTED"
-    assert world.numbers("lost") == [2, 3]
-    assert world.grant("early") == [4, 5]
-    world.hosts_obey = True
-    world.settle()
-    assert world.numbers("lost") == []
-    assert world.grant("late") == [2, 3]
+    harness = Grants()
+    harness.grant("kept")
+    harness.grant("lost")
+    harness.hosts_obey = False
+    harness.preempt("lost")
+    assert harness.node_state("lost") == "PREEMPTED"
+    assert harness.numbers("lost") == [2, 3]
+    assert harness.grant("early") == [4, 5]
+    harness.hosts_obey = True
+    harness.settle()
+    assert harness.numbers("lost") == []
+    assert harness.grant("late") == [2, 3]
 
 
 def test_a_stopped_node_keeps_its_machine_until_it_is_deleted() -> None:
-    world = Grants()
-    name = world.node("pause")
-    world.fleet.stop_node(name)
-    world.settle()
-    assert world.node_state("pause") == "STOPPED"
-    world.node("other")
-    assert (world.numbers("pause"), world.numbers("other")) == ([0], [1])
-    world.fleet.start_node(name)
-    world.settle()
-    assert world.numbers("pause") == [0]
-    world.fleet.delete_node(name)
-    world.settle()
-    world.node("third")
-    assert world.numbers("third") == [0]
+    harness = Grants()
+    name = harness.node("pause")
+    harness.fleet.stop_node(name)
+    harness.settle()
+    assert harness.node_state("pause") == "STOPPED"
+    harness.node("other")
+    assert (harness.numbers("pause"), harness.numbers("other")) == ([0], [1])
+    harness.fleet.start_node(name)
+    harness.settle()
+    assert harness.numbers("pause") == [0]
+    harness.fleet.delete_node(name)
+    harness.settle()
+    harness.node("third")
+    assert harness.numbers("third") == [0]
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_a_stopped_node_keeps_its_machine_until_it_is_deleted() -> None:
     ],
 )
 def test_a_machine_is_known_before_its_first_slice(name: str, chips: int | None) -> None:
-    assert World().fleet.machines.chips(name) == chips
+    assert FleetHarness().fleet.machines.chips(name) == chips
 
 
 def test_all_machines_of_a_grown_pool_are_known() -> None:
-    world = Grants()
+    harness = Grants()
     for number in range(3):
-        world.fleet.create_node(node_spec(f"n{number}", "v5litepod-8", Tier.ON_DEMAND))
-    world.settle()
-    assert world.fleet.machines.chips(world.machines("n2")[0]) == 8
+        harness.fleet.create_node(node_spec(f"n{number}", "v5litepod-8", Tier.ON_DEMAND))
+    harness.settle()
+    assert harness.fleet.machines.chips(harness.machines("n2")[0]) == 8

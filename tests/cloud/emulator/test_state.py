@@ -22,7 +22,7 @@ ZONE = "projects/p/locations/local-a"
 
 
 @dataclass
-class World:
+class FleetHarness:
     """A fleet whose hosts come up and go down as ordered, unless told to dawdle."""
 
     limits: Limits = field(default_factory=Limits)
@@ -89,64 +89,64 @@ def node_spec(name: str, accelerator: str = "v4-8", tier: Tier = Tier.SPOT) -> N
 
 
 def test_a_request_passes_through_every_state_in_its_time() -> None:
-    world = World(timing=CloudTiming(waiting=5, provision=10, delete=3))
-    world.ask("a")
-    assert world.state("a") == "WAITING_FOR_RESOURCES"
-    world.later(4)
-    assert world.state("a") == "WAITING_FOR_RESOURCES"
-    world.later(1)
-    assert (world.state("a"), world.node_state("a")) == ("PROVISIONING", "CREATING")
-    world.later(10)
-    assert (world.state("a"), world.node_state("a")) == ("ACTIVE", "READY")
-    world.delete("a")
-    assert (world.state("a"), world.node_state("a")) == ("DELETING", "DELETING")
-    world.later(3)
-    assert not world.fleet.requests
-    assert not world.fleet.nodes
+    harness = FleetHarness(timing=CloudTiming(waiting=5, provision=10, delete=3))
+    harness.ask("a")
+    assert harness.state("a") == "WAITING_FOR_RESOURCES"
+    harness.later(4)
+    assert harness.state("a") == "WAITING_FOR_RESOURCES"
+    harness.later(1)
+    assert (harness.state("a"), harness.node_state("a")) == ("PROVISIONING", "CREATING")
+    harness.later(10)
+    assert (harness.state("a"), harness.node_state("a")) == ("ACTIVE", "READY")
+    harness.delete("a")
+    assert (harness.state("a"), harness.node_state("a")) == ("DELETING", "DELETING")
+    harness.later(3)
+    assert not harness.fleet.requests
+    assert not harness.fleet.nodes
 
 
 def test_the_time_of_the_next_change_is_known() -> None:
-    world = World(timing=CloudTiming(waiting=5, provision=10))
-    assert world.fleet.next_change_at() is None
-    world.ask("a")
-    assert world.fleet.next_change_at() == 1005
-    world.later(5)
-    assert world.fleet.next_change_at() == 1015
-    world.later(10)
-    assert world.fleet.next_change_at() is None
+    harness = FleetHarness(timing=CloudTiming(waiting=5, provision=10))
+    assert harness.fleet.next_change_at() is None
+    harness.ask("a")
+    assert harness.fleet.next_change_at() == 1005
+    harness.later(5)
+    assert harness.fleet.next_change_at() == 1015
+    harness.later(10)
+    assert harness.fleet.next_change_at() is None
 
 
 def test_a_node_is_ready_only_when_its_hosts_have_booted() -> None:
-    world = World(hosts_obey=False)
-    world.ask("a")
-    world.later(100)
-    assert world.node_state("a") == "CREATING"
-    world.hosts_obey = True
-    world.settle()
-    assert world.node_state("a") == "READY"
+    harness = FleetHarness(hosts_obey=False)
+    harness.ask("a")
+    harness.later(100)
+    assert harness.node_state("a") == "CREATING"
+    harness.hosts_obey = True
+    harness.settle()
+    assert harness.node_state("a") == "READY"
 
 
 def test_a_request_waits_for_chips_and_gets_them_when_another_is_released() -> None:
-    world = World(limits=Limits(capacity={"local-a": {"v4": 4}}))
-    world.ask("first")
-    world.ask("second")
-    world.later(1000)
-    assert (world.state("first"), world.state("second")) == ("ACTIVE", "WAITING_FOR_RESOURCES")
-    world.delete("first")
-    assert world.state("second") == "ACTIVE"
+    harness = FleetHarness(limits=Limits(capacity={"local-a": {"v4": 4}}))
+    harness.ask("first")
+    harness.ask("second")
+    harness.later(1000)
+    assert (harness.state("first"), harness.state("second")) == ("ACTIVE", "WAITING_FOR_RESOURCES")
+    harness.delete("first")
+    assert harness.state("second") == "ACTIVE"
 
 
 def test_capacity_of_one_size_leaves_the_others_alone() -> None:
-    world = World(limits=Limits(capacity={"local-a": {"v4-8": 0}}))
-    world.ask("small")
-    world.ask("large", "v4-16")
-    assert (world.state("small"), world.state("large")) == ("WAITING_FOR_RESOURCES", "ACTIVE")
+    harness = FleetHarness(limits=Limits(capacity={"local-a": {"v4-8": 0}}))
+    harness.ask("small")
+    harness.ask("large", "v4-16")
+    assert (harness.state("small"), harness.state("large")) == ("WAITING_FOR_RESOURCES", "ACTIVE")
 
 
 def test_a_request_without_chips_fails_if_configured() -> None:
-    world = World(limits=Limits(capacity={"local-a": {"v4": 0}}, fail_when_short=True))
-    world.ask("a")
-    request = world.fleet.request(f"{ZONE}/queuedResources/a")
+    harness = FleetHarness(limits=Limits(capacity={"local-a": {"v4": 0}}, fail_when_short=True))
+    harness.ask("a")
+    request = harness.fleet.request(f"{ZONE}/queuedResources/a")
     assert (request.state, request.initiator) == ("FAILED", "SERVICE")
     assert request.error is not None
     assert request.error.code == 8
@@ -154,205 +154,205 @@ def test_a_request_without_chips_fails_if_configured() -> None:
 
 
 def test_a_node_without_a_queue_fails_at_once_when_there_are_no_chips() -> None:
-    world = World(limits=Limits(capacity={"local-a": {"v4": 0}}))
-    operation = world.fleet.create_node(node_spec("n"))
-    world.settle()
+    harness = FleetHarness(limits=Limits(capacity={"local-a": {"v4": 0}}))
+    operation = harness.fleet.create_node(node_spec("n"))
+    harness.settle()
     assert operation.ended is not None
     assert operation.error is not None
     assert operation.error.code == 8
-    assert not world.fleet.nodes
+    assert not harness.fleet.nodes
 
 
 def test_a_preempted_request_is_suspended_and_stays() -> None:
-    world = World()
-    world.ask("a")
-    world.preempt("a")
-    request = world.fleet.request(f"{ZONE}/queuedResources/a")
+    harness = FleetHarness()
+    harness.ask("a")
+    harness.preempt("a")
+    request = harness.fleet.request(f"{ZONE}/queuedResources/a")
     assert (request.state, request.initiator) == ("SUSPENDED", "SERVICE")
-    assert world.node_state("a") == "PREEMPTED"
-    world.later(1e6)
-    assert world.state("a") == "SUSPENDED"
+    assert harness.node_state("a") == "PREEMPTED"
+    harness.later(1e6)
+    assert harness.state("a") == "SUSPENDED"
 
 
 def test_a_request_is_suspending_until_its_hosts_have_ended() -> None:
-    world = World()
-    world.ask("a")
-    world.hosts_obey = False
-    world.preempt("a")
-    assert (world.state("a"), world.node_state("a")) == ("SUSPENDING", "PREEMPTED")
-    world.hosts_obey = True
-    world.settle()
-    assert world.state("a") == "SUSPENDED"
+    harness = FleetHarness()
+    harness.ask("a")
+    harness.hosts_obey = False
+    harness.preempt("a")
+    assert (harness.state("a"), harness.node_state("a")) == ("SUSPENDING", "PREEMPTED")
+    harness.hosts_obey = True
+    harness.settle()
+    assert harness.state("a") == "SUSPENDED"
 
 
 def test_preempted_while_being_created_it_fails_with_code_3() -> None:
-    world = World(timing=CloudTiming(provision=10))
-    world.ask("a")
-    world.preempt("a")
-    error = world.fleet.request(f"{ZONE}/queuedResources/a").error
-    assert world.state("a") == "FAILED"
+    harness = FleetHarness(timing=CloudTiming(provision=10))
+    harness.ask("a")
+    harness.preempt("a")
+    error = harness.fleet.request(f"{ZONE}/queuedResources/a").error
+    assert harness.state("a") == "FAILED"
     assert error is not None
     assert error.code == 3
     assert "update is not supported while in state PREEMPTED" in error.message
 
 
 def test_preempted_while_it_waits_it_is_suspended_without_a_node() -> None:
-    world = World(timing=CloudTiming(waiting=10))
-    world.ask("a")
-    world.preempt("a")
-    world.later(100)
-    assert world.state("a") == "SUSPENDED"
-    assert not world.fleet.nodes
+    harness = FleetHarness(timing=CloudTiming(waiting=10))
+    harness.ask("a")
+    harness.preempt("a")
+    harness.later(100)
+    assert harness.state("a") == "SUSPENDED"
+    assert not harness.fleet.nodes
 
 
 def test_a_node_that_is_not_spot_is_terminated() -> None:
-    world = World()
-    world.ask("a", tier=Tier.ON_DEMAND)
-    world.preempt("a")
-    assert (world.state("a"), world.node_state("a")) == ("SUSPENDED", "TERMINATED")
+    harness = FleetHarness()
+    harness.ask("a", tier=Tier.ON_DEMAND)
+    harness.preempt("a")
+    assert (harness.state("a"), harness.node_state("a")) == ("SUSPENDED", "TERMINATED")
 
 
 def test_the_nodes_of_a_request_are_preempted_together() -> None:
-    world = World()
-    world.ask("a", nodes=2)
-    assert world.state("a") == "ACTIVE"
-    world.fleet.preempt(world.fleet.node(f"{ZONE}/nodes/a-1"))
-    world.settle()
-    assert world.node_state("a-0") == world.node_state("a-1") == "PREEMPTED"
-    assert world.state("a") == "SUSPENDED"
+    harness = FleetHarness()
+    harness.ask("a", nodes=2)
+    assert harness.state("a") == "ACTIVE"
+    harness.fleet.preempt(harness.fleet.node(f"{ZONE}/nodes/a-1"))
+    harness.settle()
+    assert harness.node_state("a-0") == harness.node_state("a-1") == "PREEMPTED"
+    assert harness.state("a") == "SUSPENDED"
 
 
 def test_only_spot_nodes_are_preempted_at_random() -> None:
-    world = World(timing=CloudTiming(preempt_every=60))
-    world.ask("spot")
-    world.ask("firm", tier=Tier.ON_DEMAND)
-    world.later(60 * 50)
-    assert (world.state("spot"), world.state("firm")) == ("SUSPENDED", "ACTIVE")
+    harness = FleetHarness(timing=CloudTiming(preempt_every=60))
+    harness.ask("spot")
+    harness.ask("firm", tier=Tier.ON_DEMAND)
+    harness.later(60 * 50)
+    assert (harness.state("spot"), harness.state("firm")) == ("SUSPENDED", "ACTIVE")
 
 
 def test_a_request_with_a_node_is_deleted_with_force_only() -> None:
-    world = World()
-    world.ask("a")
+    harness = FleetHarness()
+    harness.ask("a")
     with pytest.raises(ApiError, match="force=true") as refused:
-        world.delete("a", force=False)
+        harness.delete("a", force=False)
     assert refused.value.status.code == 9
-    assert world.state("a") == "ACTIVE"
-    world.delete("a")
-    assert not world.fleet.requests
+    assert harness.state("a") == "ACTIVE"
+    harness.delete("a")
+    assert not harness.fleet.requests
 
 
 def test_deleting_the_node_suspends_the_request_by_the_user() -> None:
-    world = World()
-    world.ask("a")
-    world.fleet.delete_node(f"{ZONE}/nodes/a")
-    world.settle()
-    request = world.fleet.request(f"{ZONE}/queuedResources/a")
+    harness = FleetHarness()
+    harness.ask("a")
+    harness.fleet.delete_node(f"{ZONE}/nodes/a")
+    harness.settle()
+    request = harness.fleet.request(f"{ZONE}/queuedResources/a")
     assert (request.state, request.initiator) == ("SUSPENDED", "USER")
-    world.delete("a", force=False)
-    assert not world.fleet.requests
+    harness.delete("a", force=False)
+    assert not harness.fleet.requests
 
 
-def test_deleted_while_the_hosts_start_nothing_is_left() -> None:
-    world = World(hosts_obey=False)
-    world.ask("a")
-    world.delete("a")
-    assert world.state("a") == "DELETING"
-    world.hosts_obey = True
-    world.settle()
-    assert not world.fleet.requests
-    assert not world.fleet.nodes
+def test_a_delete_while_the_hosts_start_leaves_no_resource() -> None:
+    harness = FleetHarness(hosts_obey=False)
+    harness.ask("a")
+    harness.delete("a")
+    assert harness.state("a") == "DELETING"
+    harness.hosts_obey = True
+    harness.settle()
+    assert not harness.fleet.requests
+    assert not harness.fleet.nodes
 
 
 @pytest.mark.parametrize("place", ["local-a", "local"])
 def test_a_suspended_request_holds_its_quota_until_it_is_deleted(place: str) -> None:
-    world = World(limits=Limits(quota={place: {Tier.SPOT: 4}}))
-    world.ask("a")
-    world.preempt("a")
+    harness = FleetHarness(limits=Limits(quota={place: {Tier.SPOT: 4}}))
+    harness.ask("a")
+    harness.preempt("a")
     with pytest.raises(ApiError) as refused:
-        world.ask("b")
+        harness.ask("b")
     status = refused.value.status
     assert status.code == 8
     assert "ForTPUAPI" in status.message
     assert status.details[0]["@type"].endswith("QuotaFailure")
-    world.ask("firm", tier=Tier.ON_DEMAND)
-    world.delete("a")
-    world.ask("b")
-    assert world.state("b") == "ACTIVE"
+    harness.ask("firm", tier=Tier.ON_DEMAND)
+    harness.delete("a")
+    harness.ask("b")
+    assert harness.state("b") == "ACTIVE"
 
 
 def test_a_name_is_in_use_until_the_resource_is_deleted() -> None:
-    world = World(timing=CloudTiming(delete=5))
-    world.ask("a")
+    harness = FleetHarness(timing=CloudTiming(delete=5))
+    harness.ask("a")
     with pytest.raises(ApiError, match="already exists"):
-        world.ask("a")
-    world.delete("a")
+        harness.ask("a")
+    harness.delete("a")
     with pytest.raises(ApiError, match="already exists"):
-        world.ask("a")
-    world.later(5)
-    world.ask("a")
-    assert world.state("a") == "ACTIVE"
+        harness.ask("a")
+    harness.later(5)
+    harness.ask("a")
+    assert harness.state("a") == "ACTIVE"
 
 
 def test_operations_end_with_their_change() -> None:
-    world = World(timing=CloudTiming(waiting=5, provision=10, delete=3))
-    assert world.ask("a").ended == 1000
-    node = world.fleet.create_node(node_spec("n"))
-    world.later(9)
+    harness = FleetHarness(timing=CloudTiming(waiting=5, provision=10, delete=3))
+    assert harness.ask("a").ended == 1000
+    node = harness.fleet.create_node(node_spec("n"))
+    harness.later(9)
     ends = [node.ended]
-    world.later(1)
+    harness.later(1)
     ends.append(node.ended)
     assert (ends, node.error) == ([None, 1010], None)
-    deleted = world.fleet.delete_node(f"{ZONE}/nodes/n")
-    world.later(2)
+    deleted = harness.fleet.delete_node(f"{ZONE}/nodes/n")
+    harness.later(2)
     ends = [deleted.ended]
-    world.later(1)
+    harness.later(1)
     ends.append(deleted.ended)
     assert ends == [None, 1013]
 
 
 def test_a_stopped_node_frees_its_chips_and_keeps_its_disk() -> None:
-    world = World(limits=Limits(capacity={"local-a": {"v4": 4}}))
-    name = world.node("a")
-    stop = world.fleet.stop_node(name)
-    assert world.node_state("a") == "STOPPING"
-    world.settle()
-    assert (world.node_state("a"), stop.ended is not None) == ("STOPPED", True)
-    assert (world.fleet.node(name).has_disks, world.fleet.node(name).hosts) == (True, ())
-    world.node("b")
-    short = world.fleet.start_node(name)
+    harness = FleetHarness(limits=Limits(capacity={"local-a": {"v4": 4}}))
+    name = harness.node("a")
+    stop = harness.fleet.stop_node(name)
+    assert harness.node_state("a") == "STOPPING"
+    harness.settle()
+    assert (harness.node_state("a"), stop.ended is not None) == ("STOPPED", True)
+    assert (harness.fleet.node(name).has_disks, harness.fleet.node(name).hosts) == (True, ())
+    harness.node("b")
+    short = harness.fleet.start_node(name)
     assert short.error is not None
     assert "There is no more capacity" in short.error.message
-    assert world.node_state("a") == "STOPPED"
-    world.fleet.delete_node(world.node_name("b"))
-    world.settle()
-    start = world.fleet.start_node(name)
-    assert world.node_state("a") == "STARTING"
-    world.settle()
-    assert (world.node_state("a"), start.error) == ("READY", None)
+    assert harness.node_state("a") == "STOPPED"
+    harness.fleet.delete_node(harness.node_name("b"))
+    harness.settle()
+    start = harness.fleet.start_node(name)
+    assert harness.node_state("a") == "STARTING"
+    harness.settle()
+    assert (harness.node_state("a"), start.error) == ("READY", None)
 
 
 def test_a_stopped_node_is_deleted_with_its_disk() -> None:
-    world = World()
-    name = world.node("a")
-    world.fleet.stop_node(name)
-    world.settle()
-    world.hosts_obey = False
-    world.fleet.delete_node(name)
-    world.settle()
-    assert world.node_state("a") == "DELETING"
-    assert [type(order) for order in world.fleet.orders] == [EndHosts]
-    world.hosts_obey = True
-    world.settle()
-    assert not world.fleet.nodes
+    harness = FleetHarness()
+    name = harness.node("a")
+    harness.fleet.stop_node(name)
+    harness.settle()
+    harness.hosts_obey = False
+    harness.fleet.delete_node(name)
+    harness.settle()
+    assert harness.node_state("a") == "DELETING"
+    assert [type(order) for order in harness.fleet.orders] == [EndHosts]
+    harness.hosts_obey = True
+    harness.settle()
+    assert not harness.fleet.nodes
 
 
 def test_calls_in_the_wrong_state_are_errors() -> None:
-    world = World(limits=Limits(capacity={"local-a": {"v6e": 0}}))
-    queued, pod = f"{ZONE}/nodes/queued", world.node("pod", "v4-16")
-    world.ask("queued")
-    world.ask("waits", "v6e-8")
-    ready = world.node("ready")
-    fleet = world.fleet
+    harness = FleetHarness(limits=Limits(capacity={"local-a": {"v6e": 0}}))
+    queued, pod = f"{ZONE}/nodes/queued", harness.node("pod", "v4-16")
+    harness.ask("queued")
+    harness.ask("waits", "v6e-8")
+    ready = harness.node("ready")
+    fleet = harness.fleet
     for call, name, says in (
         (fleet.stop_node, queued, "created through a queued resource"),
         (fleet.stop_node, pod, "it has more than one host"),
@@ -362,17 +362,21 @@ def test_calls_in_the_wrong_state_are_errors() -> None:
     ):
         with pytest.raises(ApiError, match=says):
             call(name)
-    world.fleet.stop_node(ready)
+    harness.fleet.stop_node(ready)
     with pytest.raises(ApiError, match="stop is not supported while in state STOPPING"):
-        world.fleet.stop_node(ready)
+        harness.fleet.stop_node(ready)
 
 
 def test_a_reset_request_stays_active_while_its_hosts_boot() -> None:
-    world = World()
-    world.ask("a")
-    reset = world.fleet.reset_request(f"{ZONE}/queuedResources/a")
-    world.fleet.advance()
-    assert (world.state("a"), world.node_state("a"), reset.ended) == ("ACTIVE", "RESTARTING", None)
-    world.settle()
-    assert (world.node_state("a"), reset.error) == ("READY", None)
+    harness = FleetHarness()
+    harness.ask("a")
+    reset = harness.fleet.reset_request(f"{ZONE}/queuedResources/a")
+    harness.fleet.advance()
+    assert (harness.state("a"), harness.node_state("a"), reset.ended) == (
+        "ACTIVE",
+        "RESTARTING",
+        None,
+    )
+    harness.settle()
+    assert (harness.node_state("a"), reset.error) == ("READY", None)
     assert reset.ended is not None

@@ -147,7 +147,7 @@ def list_requests(api: TpuApi) -> Coroutine[Any, Any, list[ListedRequest]]:
     return api.requests(ZONE)
 
 
-def ask(api: TpuApi) -> Coroutine[Any, Any, None]:
+def ask(api: TpuApi) -> Coroutine[Any, Any, str]:
     return api.ask(WANTED)
 
 

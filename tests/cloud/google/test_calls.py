@@ -32,7 +32,7 @@ def test_it_is_a_cloud() -> None:
 
 
 class TestAsking:
-    def test_sends_what_the_real_client_understands(self) -> None:
+    def test_sends_messages_that_the_real_client_parses(self) -> None:
         script = Script([ok(name="op")])
         run(script, ask)
         [sent] = script.seen
@@ -352,7 +352,7 @@ class TestLogin:
         assert fails(script, list_nodes).code == 16
         assert len(script.seen) == 1
 
-    def test_no_credentials_is_final_and_sends_nothing(self) -> None:
+    def test_missing_credentials_are_final_and_send_no_request(self) -> None:
         script = Script([ok()])
         error = fails(script, list_nodes, credentials=Login(CloudError("no login", 16)))
         assert error.code == 16

@@ -78,6 +78,14 @@ class TestGoogleCredentials:
             asyncio.run(login.token())
         assert caught.value.code == 16
 
+    def test_a_login_after_the_expired_one_is_used(self) -> None:
+        expired = RefreshError("invalid_grant: Bad Request")  # type: ignore[no-untyped-call]
+        logins = [FakeLogin(Clock(), expired, expired), FakeLogin(Clock())]
+        login = GoogleCredentials(lambda: (logins.pop(0), None), Clock())
+        with pytest.raises(CloudError, match="expired"):
+            asyncio.run(login.token())
+        assert asyncio.run(login.token()) == "token 1"
+
     @pytest.mark.parametrize(
         "failure",
         [

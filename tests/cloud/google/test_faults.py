@@ -215,7 +215,7 @@ def test_the_kind_determines_the_action(fault: Fault, expected: RefusalAction) -
             "Permission 'tpu.nodes.list' denied on",
             "us-east1-d",
             "the permission tpu.nodes.list is missing in us-east1-d: ask an administrator of the "
-            "project for the role roles/tpu.viewer",
+            "project for the role roles/tpu.viewer, or roles/tpu.admin to run jobs",
         ),
         (
             7,
@@ -243,7 +243,7 @@ def test_the_sentence_explains_the_wait(code: int, text: str, zone: str, sentenc
     assert refusal(code, text, zone).message == sentence
 
 
-def test_the_words_of_the_cloud_stand_beside_the_sentence() -> None:
+def test_the_clouds_message_follows_the_explanation() -> None:
     refused = refusal(8, "There is no more\n capacity in the zone", "us-east1-d")
     assert refused.words == "There is no more capacity in the zone"
     assert refused.text == (

@@ -60,7 +60,13 @@ def test_a_placement_without_running_nodes_may_not_run() -> None:
     assert seen("SUSPENDING", "READY").may_run
     assert seen("DELETING", "DELETING").may_run, "its hosts end with it, not before"
     assert not seen("SUSPENDED", "PREEMPTED").may_run
-    assert not seen("ACTIVE", None).may_run
+    assert not seen("FAILED", None).may_run
+    assert not seen("WAITING_FOR_RESOURCES", None).may_run
+
+
+@pytest.mark.parametrize("state", ["ACTIVE", "SUSPENDING", "DELETING"])
+def test_a_node_that_a_listing_left_out_may_run(state: str) -> None:
+    assert seen(state, None).may_run
 
 
 def test_a_failed_request_has_a_refusal() -> None:

@@ -50,7 +50,7 @@ def real_node(**fields: Any) -> dict[str, Any]:
 
 
 class TestListingRequests:
-    def test_reads_what_the_real_client_writes(self) -> None:
+    def test_reads_messages_of_the_real_client(self) -> None:
         spec = {"node_id": "n", "node": {"accelerator_type": "v4-16", "labels": {"a": "b"}}}
         failed = {
             "state": "FAILED",
@@ -123,7 +123,28 @@ class TestListingRequests:
 
 
 class TestListingNodes:
-    def test_reads_what_the_real_client_writes(self) -> None:
+    @pytest.mark.parametrize(
+        ("fields", "maintenance"),
+        [
+            ({"health": "HEALTHY"}, ""),
+            ({"health": "TIMEOUT"}, ""),
+            ({"health": "UNHEALTHY_MAINTENANCE"}, "UNHEALTHY_MAINTENANCE"),
+            ({"upcomingMaintenance": {"maintenanceStatus": "PENDING"}}, ""),
+            (
+                {"upcomingMaintenance": {"maintenanceStatus": "ONGOING"}},
+                "maintenance in progress",
+            ),
+            ({"upcomingMaintenance": "soon", "health": 7}, ""),
+        ],
+    )
+    def test_reads_the_maintenance_of_a_node(
+        self, fields: dict[str, object], maintenance: str
+    ) -> None:
+        entry = {"name": f"{PARENT}/nodes/n", "state": "READY", "acceleratorType": "v4-8"}
+        [node] = run(Script([ok(nodes=[entry | fields])]), list_nodes)
+        assert placements.combine(None, [node]).maintenance == maintenance
+
+    def test_reads_messages_of_the_real_client(self) -> None:
         entry = real_node(
             accelerator_type="v4-16",
             state="READY",

@@ -1,6 +1,7 @@
 """The agent by itself: each verb as a process of its own, against a home of its own."""
 
 import ast
+import contextlib
 import io
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,83 @@ def test_processes_that_outlive_the_run_are_ended(machine: Machine) -> None:
     wait_for(lambda: not is_alive(left), "nothing is left")
 
 
+# Leaves the session, gives up its environment and is forked twice, as a daemon does.
+DAEMON = """
+import os, signal, sys, time
+if os.fork():
+    time.sleep({parent_seconds})
+    sys.exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " \\
+       "open('daemon', 'w').write(str(os.getpid())); time.sleep(600)"
+os.execve(sys.executable, [sys.executable, "-c", code], {{}})
+"""
+
+
+def start_daemon(machine: Machine, parent_seconds: int) -> int:
+    """Run a program that leaves a daemon, and return the daemon's process id."""
+    code = DAEMON.format(parent_seconds=parent_seconds)
+    machine.put(f"cat > p.py <<'END'\n{code}END\n{sys.executable} p.py")
+    machine.start()
+    wait_for(lambda: machine.written("daemon"), "the daemon runs")
+    return int(machine.written("daemon"))
+
+
+def test_stop_ends_a_daemon_without_session_and_environment(machine: Machine) -> None:
+    daemon = start_daemon(machine, parent_seconds=600)
+    try:
+        ended = machine.attempt("stop", "0.3")
+        assert not is_alive(daemon)
+        assert ended["state"] == "exited"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(daemon, signal.SIGKILL)
+
+
+def test_an_attempt_has_ended_only_when_its_daemons_have(machine: Machine) -> None:
+    daemon = start_daemon(machine, parent_seconds=0)
+    try:
+        assert machine.ended()["exit_code"] == 0
+        assert not is_alive(daemon)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(daemon, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("verb", ["stop", "prepare the next attempt"])
+def test_a_daemon_ends_although_the_agent_that_waited_was_killed(
+    machine: Machine, verb: str
+) -> None:
+    daemon = start_daemon(machine, parent_seconds=600)
+    try:
+        wait_for((machine.folder / "adopted.json").exists, "the daemon is recorded")
+        os.kill(parent_of(machine.leader()), signal.SIGKILL)
+        if verb == "stop":
+            machine.attempt("stop", "0.3")
+        else:
+            machine.put("true", attempt=2)
+        wait_for(lambda: not is_alive(daemon), "the daemon has ended", 10)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(daemon, signal.SIGKILL)
+
+
+def is_reaped(pid: str) -> bool:
+    return not Path("/proc", pid).exists()
+
+
+def test_orphans_of_a_program_do_not_stay_as_zombies(machine: Machine) -> None:
+    machine.put("for i in 1 2 3; do (sleep 0.1 & echo $! >> gone); done; sleep 60")
+    machine.start()
+    wait_for(lambda: len(machine.written("gone").split()) == 3, "the children were started")
+    for pid in machine.written("gone").split():
+        wait_for(partial(is_reaped, pid), "the orphan was reaped")
+    machine.attempt("stop", "0.3")
+
+
 def test_out_of_memory_is_named(machine: Machine) -> None:
     assert machine.finish("kill -9 $$")["exit_code"] == -9
     assert machine.attempt("status")["error"] == "killed (SIGKILL), most likely out of memory"
@@ -255,5 +334,21 @@ def test_a_container_gets_secrets_by_name_and_is_ended_by_name(machine: Machine)
     machine.attempt("stop", "5")
     calls = calls_file.read_text().splitlines()
     assert "hunter2" not in calls_file.read_text()
-    assert [call.split()[0] for call in calls] == ["run", "exec", "rm"]
+    assert [call.split()[0] for call in calls] == ["run", "exec", "rm", "rm"]
     assert calls[2].strip() == "rm --force drumline-000012-1"
+
+
+def test_the_container_of_an_earlier_attempt_is_ended_before_the_next(machine: Machine) -> None:
+    tools, calls_file = machine.home / "bin", machine.home / "docker-said"
+    tools.mkdir()
+    (tools / "docker").write_text(
+        f'#!/bin/bash\necho "$@" >> {calls_file}\n[ $1 = ps ] && echo 4711\nexit 0\n'
+    )
+    (tools / "docker").chmod(0o755)
+    machine.environment["PATH"] = f"{tools}:{machine.environment['PATH']}"
+    machine.put("true", wrap=run_wrap(PythonEnvironment("docker", image="lab/train"), "000012"))
+    machine.put("true", attempt=2)
+    calls = [line.split()[0] for line in calls_file.read_text().splitlines()]
+    assert calls[:2] == ["ps", "exec"]
+    assert calls[-1] == "rm"
+    assert "rm --force drumline-000012-1" in calls_file.read_text()

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from drumline.hosts.agent.files import read_json
+from drumline.hosts.agent.log import read_log
 from drumline.hosts.agent.processes import is_alive
+from drumline.hosts.agent.wire import AttemptStatus
+from drumline.hosts.remote import validate
 from drumline.hosts.values import attempt_folder
 from tests.hosts.agent.machine import Machine, parent_of, wait_for
 
@@ -161,3 +164,94 @@ def test_a_named_pipe_in_place_of_a_heartbeat_does_not_block(tmp_path: Path) -> 
     assert read_json(str(tmp_path), "heartbeat.json") is None
     (tmp_path / "folder.json").mkdir()
     assert read_json(str(tmp_path), "folder.json") is None
+
+
+DEEP = "[" * 100_000
+
+
+def put_in_place(path: Path, kind: str) -> None:
+    """Replace a file by something that a reader does not expect."""
+    if path.exists():
+        path.unlink()
+    match kind:
+        case "deep":
+            path.write_text(DEEP)
+        case "deep object":
+            path.write_text('{"a":' * 100_000)
+        case "nested below the limit":
+            path.write_text('{"step": 1, "loss": ' + "[" * 300 + "]" * 300 + "}")
+        case "folder":
+            path.mkdir()
+            (path / "file").touch()
+        case "named pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "huge":
+            with path.open("wb") as file:
+                file.truncate(1 << 33)
+        case "wrong types":
+            path.write_text('{"exit_code": "x", "at": [], "pid": {}, "ended_at": {}, "tail": 7}')
+        case "not an object":
+            path.write_text("[1]")
+        case "not text":
+            path.write_bytes(b"\xff\xfe{}")
+
+
+KINDS = (
+    "deep", "deep object", "nested below the limit", "folder", "named pipe", "device", "huge",
+    "wrong types", "not an object", "not text",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_something_else_than_a_file_neither_blocks_nor_leaks(
+    tmp_path: Path, kind: str
+) -> None:
+    put_in_place(tmp_path / "heartbeat.json", kind)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        read_json(str(tmp_path), "heartbeat.json")
+        read_log(str(tmp_path), 0, 100)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["heartbeat.json", "burnin.json", "error.json", "times", "failed"])
+def test_files_of_a_program_do_not_end_the_agent(machine: Machine, name: str, kind: str) -> None:
+    machine.put("echo up; while [ ! -e go ]; do sleep 0.05; done")
+    machine.attempt("start", sent={"coordinator": "", "before": "true; "})
+    wait_for(lambda: "up" in machine.log(), "the program is up")
+    put_in_place(machine.folder / name, kind)
+    status = validate(AttemptStatus, machine.attempt("status"))
+    assert status.state == "running"
+    machine.file("go").touch()
+    assert machine.ended()["exit_code"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["exit.json", "log", "waiting.lock", "adopted.json"])
+def test_a_program_that_replaces_the_agents_files_is_still_stopped(
+    machine: Machine, name: str, kind: str
+) -> None:
+    machine.put("echo up; sleep 600")
+    machine.start()
+    wait_for(lambda: "up" in machine.log(), "the program is up")
+    leader = machine.leader()
+    put_in_place(machine.folder / name, kind)
+    validate(AttemptStatus, machine.attempt("status"))
+    ended = validate(AttemptStatus, machine.attempt("stop", "1"))
+    assert ended.state == "exited"
+    assert not is_alive(leader)
+
+
+def test_a_report_has_a_bounded_size(machine: Machine) -> None:
+    machine.put("echo up; sleep 600")
+    machine.start()
+    report = {f"metric-{n}": n for n in range(5000)} | {"step": 7, "text": "x" * 100_000}
+    report |= {"n" * 1000: 1, "list": list(range(10_000))}
+    (machine.folder / "heartbeat.json").write_text(json.dumps(report))
+    status = machine.attempt("status")
+    assert len(json.dumps(status)) < 100_000
+    assert status["heartbeat"]["step"] == 7
+    machine.attempt("stop", "1")

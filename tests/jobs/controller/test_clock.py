@@ -1,4 +1,4 @@
-"""Clocks that step, machines that sleep: order and duration come from a clock that does neither."""
+"""Clock jumps and machine sleep: order and durations come from a steady clock."""
 
 import asyncio
 import logging
@@ -57,7 +57,9 @@ def test_metrics_are_kept_though_those_on_record_lie_in_the_future(tmp_path: Pat
 
 
 def test_a_program_that_hangs_is_found_by_a_server_whose_clock_is_behind(tmp_path: Path) -> None:
-    """The steps on record lie in its future, and would count as recent until it has caught up."""
+    """The recorded steps lie in the future, and would count as recent until the clock has caught
+    up.
+    """
 
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create(stuck_after="10m")
@@ -75,7 +77,7 @@ def test_a_program_that_hangs_is_found_by_a_server_whose_clock_is_behind(tmp_pat
 
 
 @pytest.mark.parametrize("step", [-HOUR, HOUR])
-def test_a_slice_is_crossed_off_only_when_it_is_gone_whatever_the_clock_says(
+def test_a_slice_is_crossed_off_only_when_it_is_gone_in_spite_of_clock_jumps(
     tmp_path: Path, step: float
 ) -> None:
     async def scenario(harness: ServerHarness) -> None:
@@ -129,14 +131,14 @@ def test_a_host_that_stays_silent_after_the_sleep_is_found_all_the_same(tmp_path
 def test_times_of_an_earlier_server_that_lie_in_the_future_are_drawn_back() -> None:
     scenario = Scenario().runs().program_fails().verdict()
     ahead = replace(scenario.job, not_before=scenario.now + 24 * HOUR)
-    mended = lifecycle.clamp_times(ahead, scenario.now)
+    mended = lifecycle.adapt_times(ahead, scenario.now)
     assert mended.not_before <= scenario.now + 120
     scenario.job = mended
     scenario.passes(121)
     assert scenario.job.attempts == 2
     kept = replace(mended, kept_until=scenario.now + 24 * HOUR)
-    assert lifecycle.clamp_times(kept, scenario.now).kept_until == scenario.now + kept.keep
-    early = lifecycle.clamp_times(Scenario().runs().job, 0.5)
+    assert lifecycle.adapt_times(kept, scenario.now).kept_until == scenario.now + kept.keep
+    early = lifecycle.adapt_times(Scenario().runs().job, 0.5)
     assert early.placement is not None
     assert early.attempt is not None
     assert (early.placement.asked_at, early.attempt.started_at) == (0.5, 0.5)

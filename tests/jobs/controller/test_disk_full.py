@@ -1,4 +1,4 @@
-"""A disk that is full for a while: nothing is decided that cannot be written, and nothing ends."""
+"""A temporarily full disk: nothing is decided that cannot be saved, and no program ends."""
 
 import asyncio
 import errno
@@ -55,7 +55,7 @@ def test_a_full_disk_with_a_release_pending_is_reported(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-def test_what_happens_while_the_disk_is_full_is_decided_afterwards(tmp_path: Path) -> None:
+def test_events_during_a_full_disk_are_decided_afterwards(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")

@@ -1,4 +1,4 @@
-"""What programs tell is kept: the newest for `list`, a bounded history for `plot`."""
+"""Metrics of programs: the newest for `list`, a bounded history for `plot`."""
 
 import json
 import math
@@ -19,7 +19,7 @@ HOUR = 3600.0
 
 
 class Listening:
-    """A job whose program tells what a test has it tell."""
+    """A job whose program reports the metrics of a test."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -35,14 +35,14 @@ class Listening:
         self.start()
 
     def start(self) -> None:
-        """A server takes up what the one before left."""
+        """Start the next server with the data of the previous one."""
         self.heartbeats = Heartbeats(self.store, Folders(self.home), lambda: self.now)
 
     def begin(self, attempt: int) -> None:
         self.store.save(Decision(Job(**vars(self.job) | {"attempt": Attempt(attempt, 1.0)})), 1.0)
 
     def tell(self, attempt: int, *beats: dict[str, object] | None) -> None:
-        """One heartbeat from each host."""
+        """Send one heartbeat from each host."""
         reports = [
             HostReport(n, HostPhase.RUNNING, self.now, heartbeat=one) for n, one in enumerate(beats)
         ]
@@ -74,7 +74,7 @@ def test_metrics_that_a_later_report_leaves_out_stay(listening: Listening) -> No
     }  # fmt: skip
 
 
-def test_another_attempt_begins_afresh_but_until_it_tells_the_last_one_stands(
+def test_the_last_report_stays_until_the_next_attempt_reports(
     listening: Listening,
 ) -> None:
     listening.tell(1, {"step": 151, "result": "half"})
@@ -95,7 +95,7 @@ def test_any_reported_value_can_be_saved_and_sent(listening: Listening) -> None:
     assert len(json.dumps(progress, allow_nan=False)) < 10_000
 
 
-def test_the_history_tells_the_attempts_apart_and_leaves_out_what_is_no_number(
+def test_the_history_separates_attempts_and_omits_non_numbers(
     listening: Listening,
 ) -> None:
     for attempt, steps in ((1, (149, 150, 151)), (2, (151, 152))):
@@ -115,7 +115,8 @@ def test_the_history_tells_the_attempts_apart_and_leaves_out_what_is_no_number(
 def test_a_month_of_heartbeats_stays_small_and_even(listening: Listening) -> None:
     chance, begin, step, attempt = random.Random(1), listening.now, 0, 1
     while listening.now - begin < 30 * 24 * HOUR:
-        # Ten a second at first; later ever fewer, since the next point is far away by then.
+        # Ten a second at first, then fewer and fewer, because points of a long history are far
+        # apart.
         pause = max(0.1, (listening.now - begin) / 600)
         listening.now += pause * chance.uniform(0.5, 1.0)
         step += 1
@@ -178,7 +179,7 @@ def test_heartbeats_are_buffered(listening: Listening) -> None:
     assert writes <= 60 / WRITE_SECONDS + 1
 
 
-def test_where_host_1_tells_first_host_0_follows_and_nothing_goes_backwards(
+def test_steps_reported_by_two_hosts_never_go_backwards(
     listening: Listening,
 ) -> None:
     listening.tell(1, None, {"step": 154})
@@ -217,3 +218,43 @@ def test_a_job_that_is_cleaned_is_forgotten(listening: Listening) -> None:
     listening.store.remove(listening.job.id)
     listening.heartbeats.forget(listening.job.id)
     assert listening.heartbeats.progress(listening.job.id) is None
+
+
+def test_the_number_of_metric_names_is_bounded_with_one_warning(
+    listening: Listening,
+) -> None:
+    for step in range(300):
+        listening.now += 1
+        others = {f"metric-{step}-{n}": float(n) for n in range(60)}
+        listening.tell(1, {**others, "text": "x" * 5000, "n" * 300: 1.0, "step": step, "loss": 0.5})
+    progress = listening.heartbeats.progress(listening.job.id)
+    assert progress is not None
+    assert (progress["step"], progress["loss"]) == (299, 0.5), "the usual names are kept"
+    assert len(json.dumps(progress)) < 20_000
+    assert (
+        len({name for p in listening.heartbeats.history(listening.job.id) for name in p.metrics})
+        < 80
+    )
+    listening.heartbeats.end(listening.job.id, 1)
+    listening.start()
+    listening.begin(2)
+    listening.tell(2, {f"more-{n}": 1.0 for n in range(1000)})
+    texts = [event["text"] for event in listening.store.events(listening.job.id)]
+    assert [text for text in texts if "metrics" in text] == [
+        listening.heartbeats.warnings[listening.job.id]
+    ]
+    assert (listening.home / "jobs.db").stat().st_size < 2_000_000
+
+
+def test_values_that_are_not_numbers_are_short_texts(listening: Listening) -> None:
+    nested: object = 1
+    for _ in range(800):
+        nested = [nested]
+    listening.tell(
+        1, {"step": 1, "nested": nested, "list": list(range(10_000)), "result": "r" * 1500}
+    )
+    progress = listening.heartbeats.progress(listening.job.id)
+    assert progress is not None
+    assert len(progress["list"]) <= 200
+    assert len(progress["nested"]) <= 200
+    assert len(progress["result"]) == 1500

@@ -1,4 +1,4 @@
-"""The memory of hosts as the supervisor keeps it: on a full disk, after clocks, of ten thousand."""
+"""The supervisor's host history: on a full disk, after clock jumps, with ten thousand hosts."""
 
 import sqlite3
 import time
@@ -20,7 +20,7 @@ def memory_of(store: Store, now: float = NOW) -> HostHistory:
     return HostHistory(store.hosts, lambda: now)
 
 
-def test_a_full_disk_ends_no_job_and_what_was_learnt_is_written_later(
+def test_a_full_disk_ends_no_job_and_the_evidence_is_saved_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path / "jobs.db")
@@ -42,7 +42,7 @@ def test_a_full_disk_ends_no_job_and_what_was_learnt_is_written_later(
     assert known.state(NOW) is HostState.EXCLUDED
 
 
-def test_what_a_clock_ahead_wrote_is_read_as_of_now(tmp_path: Path) -> None:
+def test_entries_of_a_clock_ahead_count_as_of_now(tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.db")
     memory_of(store, NOW + 1e8).record_failure(LIES, {"physical_host": "m-1"}, HELD, "000001", 1)
     (known,) = memory_of(store).all()
@@ -50,7 +50,7 @@ def test_what_a_clock_ahead_wrote_is_read_as_of_now(tmp_path: Path) -> None:
 
 
 def located(host: int, text: str = "Failed to initialize TPU system") -> Cause:
-    """A failed start with the location of the chip in libtpu's own log."""
+    """Return a failed start with the location of the chip in libtpu's own log."""
     return Cause("bad host", host, 2, text, proof=EvidenceKind.START, location="tpu3:pe2:2")
 
 

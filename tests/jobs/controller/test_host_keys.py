@@ -1,4 +1,4 @@
-"""Host keys that the cloud publishes and that cannot be read for a while."""
+"""Published host keys that cannot be read for a while."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from drumline.hosts.values import Address
 from tests.jobs.fakes import UNAVAILABLE, ServerHarness, run_scenario
 
 
-def test_nothing_is_sent_to_hosts_whose_keys_cannot_be_read(tmp_path: Path) -> None:
+def test_no_data_is_sent_to_hosts_with_unreadable_keys(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         harness.cloud.no_keys = UNAVAILABLE
         job = await harness.create()

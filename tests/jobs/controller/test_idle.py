@@ -1,22 +1,22 @@
-"""A server with nothing to do leaves by itself, and the next command starts another."""
+"""An idle server exits, and the next command starts another."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.jobs.fakes import UNAVAILABLE, ServerHarness, run_scenario
-from tests.jobs.world import World
+from tests.jobs.installation import Installation
 
 
 @pytest.fixture
-def restless(world: World) -> World:
-    """A server that leaves within a second."""
-    (world.home / "config.yaml").write_text("idle_minutes: 0.01\n")
-    return world
+def restless(installation: Installation) -> Installation:
+    """An installation whose server exits within a second."""
+    (installation.home / "config.yaml").write_text("idle_minutes: 0.01\n")
+    return installation
 
 
-def test_a_server_with_nothing_to_do_leaves_and_the_next_command_starts_it_again(
-    restless: World,
+def test_an_idle_server_exits_and_the_next_command_starts_it_again(
+    restless: Installation,
 ) -> None:
     assert restless.client.list() == []
     first = restless.client.server_status()
@@ -32,11 +32,11 @@ def test_a_server_with_nothing_to_do_leaves_and_the_next_command_starts_it_again
     assert (second["leaves_in"], second["stays"]) == (None, True)
     restless.client.delete(job)
     restless.until(lambda: restless.client.server_status() is None, what="the server to leave")
-    # It did not leave before the slice was gone.
+    # It did not exit before the slice was deleted.
     assert restless.resources() == []
 
 
-def test_what_needs_the_server(tmp_path: Path) -> None:
+def test_a_job_and_its_slice_keep_the_server_busy(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         assert not harness.supervisor.busy()
         job = await harness.create()
@@ -44,11 +44,11 @@ def test_what_needs_the_server(tmp_path: Path) -> None:
         await harness.reaches(job, "RUNNING")
         await harness.service.verb(job, "cancel", {})
         await harness.reaches(job, "CANCELLED")
-        assert harness.supervisor.busy()  # by the slice that is kept
+        assert harness.supervisor.busy()  # busy with the slice that is kept
         harness.cloud.error = UNAVAILABLE
         await harness.service.verb(job, "delete", {})
         await harness.until(lambda: harness.show(job)["slice"] is None)
-        assert harness.supervisor.busy()  # by the slice that is to go
+        assert harness.supervisor.busy()  # busy with the slice that is being released
         harness.cloud.error = None
         await harness.until(lambda: not harness.supervisor.busy(), within=600)
 

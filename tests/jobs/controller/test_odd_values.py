@@ -1,4 +1,4 @@
-"""Figures that no program should tell, and some do: they must not take anything from others."""
+"""Invalid metrics of a program do not disturb other jobs."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def test_figures_up_to_the_limit_are_kept() -> None:
         assert clean({"x": figure}) == {"x": figure}
 
 
-def test_a_job_that_tells_a_huge_step_takes_nothing_from_the_others(tmp_path: Path) -> None:
+def test_a_job_that_reports_a_huge_step_does_not_affect_other_jobs(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         odd, plain_one = await harness.create(), await harness.create()
         for job in (odd, plain_one):

@@ -1,4 +1,4 @@
-"""Jobs that an older version created: their archives are made safe before they are sent again."""
+"""Archives of jobs from older versions are checked for secrets before they are sent again."""
 
 import json
 import sqlite3
@@ -10,7 +10,7 @@ from tests.jobs.fakes import ServerHarness, run_scenario
 
 
 def as_an_older_version_packed_it(harness: ServerHarness, job: str, archive: Path) -> None:
-    """Put an old archive in the place of the job's own, without a mark of the rules."""
+    """Replace the job's archive by an old one, without the version of the rules."""
     sha, home = "ab" * 32, harness.supervisor.config.home
     archive.rename(home / "code" / f"{sha}.tar.gz")
     with sqlite3.connect(home / "jobs.db") as database:
@@ -22,7 +22,7 @@ def as_an_older_version_packed_it(harness: ServerHarness, job: str, archive: Pat
 
 
 async def restarted(harness: ServerHarness, job: str) -> None:
-    """Another server takes over, and has connected to the hosts."""
+    """Start another server and wait for its connection to the hosts."""
     count = len(harness.starts(job))
     await harness.restart()
     await harness.until(lambda: len(harness.starts(job)) > count)
@@ -51,7 +51,7 @@ def test_a_job_of_an_older_version_continues_without_the_secrets_in_its_archive(
         shown = harness.show(job)
         assert shown["code"]["left_out"] == [{"path": "deploy", "reason": "private key"}]
         assert "left out: deploy (private key)" in str(shown["events"])
-        # It is done once: the next server finds nothing to do.
+        # It happens once: the next server changes nothing.
         await restarted(harness, job)
         assert harness.show(job)["code"] == shown["code"]
 

@@ -1,4 +1,4 @@
-"""A program starts only when no earlier one can write to the same checkpoints any more."""
+"""A program starts only when no earlier one can still write to the same checkpoints."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ CHECKPOINT = "gs://lab/run"
 
 
 async def lost_to_silence(harness: ServerHarness, **keys: Any) -> str:
-    """A job whose host has become silent, and whose slice the cloud does not delete."""
+    """Create a job with a silent host and a slice that the cloud does not delete."""
     harness.cloud.buckets["lab"] = "US-CENTRAL2"
     job = await harness.create(checkpoint=CHECKPOINT, **keys)
     await harness.reaches(job, "RUNNING")
@@ -74,7 +74,7 @@ def test_fencing_numbers_grow_in_an_older_copy_of_the_database_too(tmp_path: Pat
         job = await harness.create()
         await harness.reaches(job, "RUNNING")
         before = harness.starts(job)[0].program.fence
-        # Whoever restores an older copy has given fewer numbers than were used.
+        # A restored older copy has assigned fewer numbers than were used.
         harness.service.store._db.execute("UPDATE meta SET value = '0' WHERE key = 'fence'")
         await harness.restart()
         again = await harness.create()
@@ -122,7 +122,7 @@ def test_a_job_of_version_0_1_keeps_its_checkpoint_folder(tmp_path: Path) -> Non
         harness.cloud.buckets["lab"] = "US-CENTRAL2"
         job = await harness.create(checkpoint=CHECKPOINT)
         await harness.reaches(job, "RUNNING")
-        # What that version wrote: no owner in the job file, no fencing number in the attempt.
+        # Records of that version: no owner in the job file, no fencing number in the attempt.
         database = harness.service.store._db
         database.execute("UPDATE jobs SET spec = json_remove(spec, '$.checkpoint_owner')")
         database.execute("UPDATE jobs SET state = json_remove(state, '$.attempt.fence')")
@@ -142,5 +142,62 @@ def test_a_job_of_version_0_1_keeps_its_checkpoint_folder(tmp_path: Path) -> Non
         await harness.service.verb(job, "resume", {"spec": changed})
         await harness.until(lambda: harness.starts(job)[-1].program.attempt == 3, within=900)
         assert harness.starts(job)[-1].program.checkpoint == f"{CHECKPOINT}/{job}"
+
+    run_scenario(tmp_path, scenario)
+
+
+async def deletion_that_does_not_end(harness: ServerHarness, **heartbeat: object) -> str:
+    """Return a job that lost its slice to silence; the cloud deletes the slice for days."""
+    harness.cloud.buckets["lab"] = "US-CENTRAL2"
+    job = await harness.create(checkpoint=CHECKPOINT)
+    await harness.reaches(job, "RUNNING")
+    harness.starts(job)[0].send_heartbeat(step=1, **heartbeat)
+    await asyncio.sleep(20)
+    harness.cloud.ignores_deletes = True
+    harness.starts(job)[0].connection(there=False)
+    await harness.until(lambda: bool(harness.service.store.releasing()), within=900)
+    (old,) = harness.service.store.releasing()
+    harness.cloud.becomes(old.name, "DELETING", "DELETING")
+    return job
+
+
+def test_a_job_does_not_wait_for_a_deletion_without_end_if_its_program_is_fenced_off(
+    tmp_path: Path,
+) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await deletion_that_does_not_end(harness, fenced=True)
+        await asyncio.sleep(1500)
+        assert len(harness.starts(job)) == 1, "a deletion usually takes minutes"
+        await harness.until(lambda: len(harness.starts(job)) == 2, within=900)
+        first, second = (start.program for start in harness.starts(job))
+        assert first.fence < second.fence
+        since = harness.clock()
+        await asyncio.sleep(600)
+        assert harness.cloud.count("release", since) > 0, "it is still being released"
+        assert harness.service.store.releasing()
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_job_waits_for_a_program_that_may_still_write(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await deletion_that_does_not_end(harness, checkpoint=1)
+        await asyncio.sleep(24 * 3600)
+        assert len(harness.starts(job)) == 1
+        assert "previous slice to be deleted" in harness.show(job)["reason"]
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_no_program_starts_while_the_deletion_of_a_preempted_slice_hangs(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        (name,) = harness.cloud.held
+        harness.cloud.ignores_deletes = True
+        harness.cloud.becomes(name, "SUSPENDED", "PREEMPTED")
+        await harness.until(lambda: bool(harness.service.store.releasing()))
+        harness.cloud.becomes(name, "DELETING", "DELETING")
+        await harness.until(lambda: len(harness.starts(job)) == 2, within=3600)
 
     run_scenario(tmp_path, scenario)

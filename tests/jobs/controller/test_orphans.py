@@ -1,4 +1,4 @@
-"""A database that is lost does not leave slices behind that nobody knows of."""
+"""Slices of a lost database are found and released."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def lose_database(home: Path) -> None:
 
 
 def first_life(home: Path, jobs: int = 1) -> Cloud:
-    """Jobs that run; what the cloud holds at the end."""
+    """Create running jobs, and return the cloud's resources at the end."""
     snapshots: list[Cloud] = []
 
     async def scenario(harness: ServerHarness) -> None:
@@ -44,7 +44,7 @@ def second_life(home: Path, cloud: Cloud, scenario: Any) -> None:
     run_scenario(home, with_slices)
 
 
-def test_slices_of_a_lost_database_are_found_and_left_alone_until_the_user_says(
+def test_slices_of_a_lost_database_are_listed_and_kept_until_the_user_decides(
     tmp_path: Path,
 ) -> None:
     cloud = first_life(tmp_path)
@@ -121,7 +121,7 @@ def test_an_adopted_slice_that_is_not_resumed_can_be_deleted(tmp_path: Path) -> 
     second_life(tmp_path, cloud, scenario)
 
 
-def test_an_older_copy_of_the_database_neither_releases_nor_reuses_what_came_after_it(
+def test_an_older_copy_of_the_database_neither_releases_nor_reuses_later_slices(
     tmp_path: Path,
 ) -> None:
     first_life(tmp_path)
@@ -141,7 +141,7 @@ def test_an_older_copy_of_the_database_neither_releases_nor_reuses_what_came_aft
     second_life(tmp_path, cloud, scenario)
 
 
-def test_what_this_database_forgot_is_still_released_of_itself(tmp_path: Path) -> None:
+def test_slices_missing_in_the_current_database_are_still_released(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")
@@ -190,7 +190,7 @@ def test_the_ids_are_the_owners_alone_and_survive_a_file_that_cannot_be_read(
     assert DatabaseIds(path).last_jobs == {"ef56": 1}
 
 
-def test_a_full_disk_keeps_nobody_from_a_job_and_is_made_up_for(
+def test_a_full_disk_raises_no_error_and_the_database_ids_are_saved_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owners = DatabaseIds(tmp_path / "owners.json")

@@ -1,4 +1,4 @@
-"""What a program tells of its steps: by heartbeat, or by a log that a pattern reads."""
+"""A program's progress, from heartbeats or from a pattern in its log."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def host(index: int = 0, **facts: object) -> HostReport:
     return HostReport(index, HostPhase.RUNNING, heard_at=1.0, **facts)  # type: ignore[arg-type]
 
 
-def test_the_first_host_with_a_heartbeat_tells() -> None:
+def test_progress_comes_from_the_first_host_with_a_heartbeat() -> None:
     reports = [host(), host(1, heartbeat={"step": 3}), host(2, heartbeat={"step": 2})]
     assert first_heartbeat(reports) == (1, {"step": 3})
     assert first_heartbeat([host(), host()]) is None
@@ -33,7 +33,7 @@ def test_a_program_that_cannot_be_changed_is_read_by_its_log(tmp_path: Path) -> 
     assert reader.read_new() == []
 
 
-def test_the_host_that_tells_is_found_and_kept(tmp_path: Path) -> None:
+def test_the_reporting_host_is_detected_and_kept(tmp_path: Path) -> None:
     write(tmp_path, "nothing\n", 0)
     write(tmp_path, "step 3\n", 10)
     write(tmp_path, "step 2\n", 9)

@@ -1,4 +1,4 @@
-"""Hosts over many jobs and servers: accused, remembered, refused, forgiven."""
+"""The history of hosts across jobs and servers: reported, saved, refused, cleared."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ def hosts(harness: ServerHarness) -> dict[str, Any]:
     return {host["identity"]: host for host in harness.service.host_history.all()}
 
 
-def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_third(
+def test_a_host_that_starts_no_program_fails_two_jobs_and_is_refused_by_the_third(
     tmp_path: Path,
 ) -> None:
     async def scenario(harness: ServerHarness) -> None:
@@ -39,12 +39,12 @@ def test_a_host_on_which_nothing_starts_takes_two_jobs_and_is_refused_by_the_thi
     run_scenario(tmp_path, scenario)
 
 
-def test_the_output_of_programs_alone_excludes_nobody(tmp_path: Path) -> None:
+def test_the_output_of_programs_alone_excludes_no_host(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         for number in range(4):
             job = await harness.create()
             await harness.reaches(job, "RUNNING")
-            harness.starts(job)[0].ends(1, "Physical location: rack7")
+            harness.starts(job)[0].ends(1, "F0000 Physical location: rack7")
             await harness.until(lambda job=job: harness.show(job)["bad_hosts"] == 1)  # type: ignore[misc]
             states = {host["state"] for host in hosts(harness).values()}
             assert states == {"good", "suspect"}, number
@@ -88,7 +88,7 @@ def test_a_job_that_starts_nowhere_is_at_fault_itself(tmp_path: Path) -> None:
 
 
 class Google:
-    """A witness that says what a test wants, or nothing at all."""
+    """A health source that reports the answer of a test, or nothing."""
 
     def __init__(self) -> None:
         self.says: dict[str, str] | None = None

@@ -1,10 +1,17 @@
-"""The loop itself: it ends when it is told to, whatever happens at that moment."""
+"""The supervisor's loop ends when requested, in every state."""
 
 import asyncio
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from tests.jobs.fakes import ServerHarness, run_scenario
+from drumline.cloud.protocol import CloudError
+from drumline.jobs.controller.polling import ZonePolls
+from drumline.jobs.controller.slices import Releases
+from drumline.jobs.core import lifecycle
+from drumline.jobs.core.state import Decision, Job
+from drumline.jobs.store.records import SliceRow
+from tests.jobs.fakes import UNAVAILABLE, ServerHarness, run_scenario
 
 
 def test_the_loop_ends_even_if_there_is_news_at_that_very_moment(tmp_path: Path) -> None:
@@ -108,5 +115,76 @@ def test_a_new_waiting_reason_is_not_saved_for_each_job(tmp_path: Path) -> None:
         assert sum(one != other for one, other in zip(before, after, strict=True)) >= 8
         assert any("no capacity in us-central2-b for 11 min" in reason for reason in after), after
         assert writes == 0
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_bug_is_not_retried_for_ever_and_costs_no_other_job(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        broken = await harness.create()
+        other = await harness.create()
+        await harness.reaches(broken, "RUNNING")
+        await harness.reaches(other, "RUNNING")
+        decide, tries = lifecycle.decide, 0
+
+        def buggy(job: Job, *rest: Any) -> Decision:
+            nonlocal tries
+            if job.id == broken:
+                tries += 1
+                raise KeyError("dl-1")
+            return decide(job, *rest)
+
+        with patch.object(lifecycle, "decide", buggy):
+            await harness.reaches(broken, "FAILED", within=300)
+            await asyncio.sleep(600)
+        assert tries < 12
+        shown = harness.show(broken)
+        assert "internal error in drumline (test_supervisor.py:" in shown["reason"]
+        assert "server.log" in shown["reason"]
+        assert f"drumline resume {broken}" in shown["reason"]
+        assert harness.status(other) == "RUNNING"
+        assert len(harness.cloud.held) == 1, "its slice is released"
+        await harness.service.verb(broken, "resume", {})
+        await harness.reaches(broken, "RUNNING")
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_an_outage_is_not_taken_for_a_bug(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        decide = lifecycle.decide
+
+        def unlucky(*_: object) -> Decision:
+            raise CloudError("no answer")
+
+        with patch.object(lifecycle, "decide", unlucky):
+            await asyncio.sleep(3600)
+        assert lifecycle.decide is decide
+        await harness.reaches(job, "RUNNING", within=120)
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_release_that_fails_after_its_slice_was_seen_gone_is_forgotten(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        releases = harness.supervisor.releases
+        row = SliceRow("dl-x-000001-1", "000001", "us-central2-b", "v4-8", 1.0, 1.0, 2.0, None)
+        harness.cloud.no_release = UNAVAILABLE
+        await releases.release(row)
+        assert releases.errors == {}
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_slice_that_was_released_before_a_failed_round_is_deleted(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        releases = harness.supervisor.releases
+        row = SliceRow("dl-x-000001-1", "000001", "us-central2-b", "v4-8", 1.0, 1.0, 2.0, None)
+        releases.rows = [row]
+        polls: ZonePolls = harness.supervisor.polls
+        await polls.poll("us-central2-b")
+        assert isinstance(releases, Releases)
+        assert list(releases.due(harness.clock(), ())) == [row]
 
     run_scenario(tmp_path, scenario)

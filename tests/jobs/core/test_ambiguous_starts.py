@@ -1,4 +1,4 @@
-"""Starts that fail because of the host or of the program, and hosts that others waited for."""
+"""Failed starts caused by the host or by the program, and hosts that block others."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def start_fails(scenario: Scenario, error: str, rack: str = "") -> Scenario:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_same_words_on_two_machines_are_the_programs_failure(text: str) -> None:
+def test_the_same_error_on_two_machines_is_a_failure_of_the_program(text: str) -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, allowance=Allowance(failures=0))
     start_fails(scenario, text)
@@ -65,7 +65,7 @@ def test_the_same_machine_twice_is_no_second_machine() -> None:
     assert len(scenario.did(EffectKind.RELEASE)) == 2
 
 
-def test_other_words_on_each_slice_end_after_two_other_slices() -> None:
+def test_different_errors_on_each_slice_end_after_two_other_slices() -> None:
     scenario = Scenario()
     for text in TEXTS[:3]:
         start_fails(scenario, text)
@@ -89,7 +89,7 @@ def test_a_step_forgets_earlier_starts() -> None:
     assert (scenario.job.unclear_starts, scenario.job.unclear_on) == (0, ())
 
 
-def test_the_words_in_a_running_training_are_the_programs() -> None:
+def test_the_same_error_in_a_running_training_is_a_failure_of_the_program() -> None:
     scenario = Scenario().runs()
     scenario.send_heartbeat(step=5)
     start_fails(scenario, TEXTS[0])
@@ -124,7 +124,7 @@ def test_a_chip_that_the_agent_cannot_open_either_is_a_bad_host() -> None:
     assert (scenario.job.cause.host, scenario.job.cause.claimed) == (1, False)
 
 
-# --- Hosts that others waited for -------------------------------------------------------------
+# --- Hosts that block others ----------------------------------------------------------------
 
 POLL = (
     "F0929 17:42:48.594200 1044529 client.h:77] Terminating process because the JAX distributed "

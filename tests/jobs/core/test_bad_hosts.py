@@ -57,7 +57,7 @@ def test_an_ordinary_failure_is_no_bad_host() -> None:
 
 
 @pytest.mark.parametrize("text", STALE_HOLDER_TEXTS)
-def test_nor_is_one_whose_chips_are_held(text: str) -> None:
+def test_a_host_with_busy_chips_is_not_bad(text: str) -> None:
     assert not indicates_bad_host(1, f"No accelerator found: {text}")
 
 
@@ -93,7 +93,7 @@ def test_chip_errors_of_libtpu_indicate_a_bad_host(text: str) -> None:
     "text",
     ["SW_INJECT_ERROR", "a different launch id", "RESOURCE_EXHAUSTED: 20G of 16G hbm"],
 )
-def test_what_is_another_s_doing_excuses_the_host(text: str) -> None:
+def test_an_error_caused_elsewhere_does_not_indicate_a_bad_host(text: str) -> None:
     assert not indicates_bad_host(1, f"F0000 {text}: SLICE_FAILURE_CHIP_DRIVER_ERROR")
 
 

@@ -46,7 +46,7 @@ def test_a_job_that_reached_no_host_of_its_first_slices_ends_with_the_reason(
 
 
 @pytest.mark.parametrize("contact", [ContactFailure.KEY_REFUSED, ContactFailure.NO_ADDRESS])
-def test_another_slice_would_change_nothing_about_keys_and_addresses(
+def test_errors_of_keys_and_addresses_request_no_other_slice(
     contact: ContactFailure,
 ) -> None:
     scenario = silent_slice(Scenario(), contact, contact)

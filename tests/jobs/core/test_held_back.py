@@ -1,4 +1,4 @@
-"""Slices with a bad host: refused, given back or parked, and what that costs the job."""
+"""Slices with a bad host: refused, returned or held back, and the cost for the job."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -14,12 +14,12 @@ LIES = "drumline: chip 5 of host 1 computes wrong: its product differs from 7 ot
 
 
 def burnt(scenario: Scenario) -> Scenario:
-    """Every host ends with the verdict of the burn-in, which names host 1."""
+    """End every host with the verdict of the burn-in, which names host 1."""
     return fails(scenario, exit_code=86, error=LIES)
 
 
 def fails(scenario: Scenario, **how: object) -> Scenario:
-    """Every host ends like this, and the cloud still calls the slice ready."""
+    """End every host like this, while the cloud still lists the slice as ready."""
     scenario.all_hosts(HostPhase.EXITED, error_at=1.0, **how)
     return scenario.passes(TIMEOUTS.settle + 1).look("ACTIVE", "READY")
 
@@ -138,12 +138,12 @@ def test_a_passed_burn_in_is_recorded_once() -> None:
 
 
 def parked(scenario: Scenario) -> Scenario:
-    """The first slice is parked, and the job has another one."""
+    """The first slice is held back, and the job has another one."""
     scenario.job = replace(scenario.job, parking=1)
     return burnt(scenario.runs()).slice_is_there()
 
 
-def test_a_host_that_runs_nothing_hinders_neither_the_proof_nor_the_release() -> None:
+def test_a_host_without_a_program_prevents_neither_the_proof_nor_the_release() -> None:
     scenario = parked(Scenario())
     scenario.host(0, HostPhase.RUNNING, burn_in="running")
     scenario.host(1, HostPhase.EXITED, exit_code=0, rank=None).settle()
@@ -154,7 +154,7 @@ def test_a_host_that_runs_nothing_hinders_neither_the_proof_nor_the_release() ->
     assert scenario.job.placement.proved
 
 
-def test_a_new_server_that_has_heard_of_no_host_releases_nothing() -> None:
+def test_a_new_server_without_reports_releases_no_slice() -> None:
     scenario = parked(Scenario()).all_hosts(HostPhase.RUNNING, burn_in="running")
     scenario.hosts = ()
     scenario.settle()

@@ -1,4 +1,4 @@
-"""What is remembered of hosts, and for how long."""
+"""The contents of the host history, and their expiry."""
 
 from dataclasses import replace
 
@@ -78,7 +78,7 @@ def test_an_error_that_names_the_chip_needs_no_second_job() -> None:
     assert known.state(NOW) is EXCLUDED
 
 
-def test_against_a_place_nothing_is_held_for_long_nor_refused() -> None:
+def test_evidence_by_position_expires_soon_and_never_refuses_a_host() -> None:
     known = host(strength=Strength.POSITION)
     for job in ("000001", "000002", "000003"):
         known = host_history.add_evidence(known, against(EvidenceKind.START, job=job), [])
@@ -96,7 +96,7 @@ def test_a_manual_exclusion_lasts_until_the_host_is_forgiven() -> None:
     assert host_history.exclude(known, "for a day", NOW + 60, NOW).state(NOW + 61) is GOOD
 
 
-def test_many_bad_hosts_at_once_are_an_event_and_held_against_nobody_more() -> None:
+def test_many_bad_hosts_at_once_are_an_event_and_count_against_no_host() -> None:
     hosts = [host(number) for number in range(8)]
     for number in range(5):
         others = [*hosts[:number], *hosts[number + 1 :]]
@@ -156,7 +156,7 @@ def test_evidence_after_the_clock_was_set_back_counts() -> None:
     assert twice.state(NOW - 3600) is EXCLUDED
 
 
-def test_a_clock_that_was_ahead_excludes_nobody_for_longer() -> None:
+def test_a_clock_that_was_ahead_excludes_no_host_for_longer() -> None:
     year = 365 * 24 * 3600.0
     known = host_history.add_evidence(host(), against(EvidenceKind.BURN_IN, NOW + year), [])
     mended = host_history.clamp_times(known, NOW)
@@ -173,7 +173,7 @@ def test_a_host_that_was_excluded_unseen_gets_its_place_when_it_is_met() -> None
     assert (known.name.zone, known.times_seen, known.refused(NOW)) == ("us-central2-b", 1, True)
 
 
-def test_what_a_person_said_is_never_pushed_out_nor_much_passing_what_was_measured() -> None:
+def test_manual_exclusions_are_never_displaced_nor_measurements_by_passes() -> None:
     known = host_history.exclude(host(), "gives NaN", None, NOW)
     for number in range(100):
         known = host_history.add_evidence(known, against(EvidenceKind.START, NOW + number), [])

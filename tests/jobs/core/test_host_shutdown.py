@@ -1,4 +1,4 @@
-"""Programs that end because their host is told to go: no failure of theirs."""
+"""Programs that end because their host shuts down have not failed."""
 
 from dataclasses import replace
 from pathlib import Path

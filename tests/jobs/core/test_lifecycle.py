@@ -1,4 +1,4 @@
-"""Stories of jobs: what the cloud and the hosts show, and what is decided."""
+"""Observations of the cloud and the hosts, and the decisions on the job."""
 
 from dataclasses import replace
 
@@ -96,7 +96,7 @@ def test_a_job_preempted_in_set_up_is_not_the_users_failure() -> None:
     assert (scenario.job.preemptions, scenario.job.failures) == (1, 0)
 
 
-def test_without_a_fresh_poll_nothing_is_lost() -> None:
+def test_without_a_fresh_poll_no_slice_is_lost() -> None:
     scenario = Scenario().settle().cloud_takes_the_request()
     scenario.passes(100_000)
     assert scenario.job.placement is not None
@@ -191,6 +191,97 @@ def test_a_call_that_fails_changes_nothing_but_the_reason(code: int | None) -> N
     assert scenario.job.status is not Status.FAILED
 
 
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (13, "an internal error has occurred"),
+        (14, "The service is currently unavailable."),
+        (None, "no answer from tpu.googleapis.com: ConnectTimeout"),
+        (10, "unable to queue the operation"),
+        (7, "Permission 'tpu.nodes.create' denied on 'projects/p'"),
+        (5, "Resource 'projects/p/locations/z/nodes/n' was not found"),
+    ],
+)
+def test_three_refusals_in_a_row_lead_to_the_next_zone(code: int | None, text: str) -> None:
+    scenario = Scenario().settle()
+    asked: list[str] = []
+    for _ in range(6):
+        assert scenario.job.placement is not None
+        asked.append(scenario.job.placement.zone)
+        scenario.cloud_refuses(code, text).passes(200)
+    assert asked == [A.zone] * 3 + [B.zone] * 3
+    assert scenario.job.placement is not None
+    assert scenario.job.placement.zone == A.zone
+    assert scenario.job.attempts == 1
+    assert scenario.outcomes == []
+    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1", "dl-me-000001-2"]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(16, "expired"), (8, "Maximum number of CreateNode requests per minute")]
+)
+def test_a_missing_login_and_the_rate_of_calls_only_wait(code: int, text: str) -> None:
+    scenario = Scenario().settle()
+    before = scenario.job.placement
+    for _ in range(10):
+        scenario.cloud_refuses(code, text).passes(200)
+    assert scenario.job.placement == before
+    assert scenario.did(EffectKind.RELEASE) == []
+
+
+def test_a_job_with_one_candidate_repeats_its_request() -> None:
+    scenario = Scenario(job=replace(Scenario().job, choices=(A,))).settle()
+    before = scenario.job.placement
+    for _ in range(10):
+        scenario.cloud_refuses(13, "an internal error has occurred").passes(200)
+    assert scenario.job.placement == before
+
+
+def test_a_zone_that_preempts_every_slice_before_it_is_ready_gives_way_to_the_next() -> None:
+    scenario = Scenario().settle()
+    asked: list[str] = []
+    for _ in range(4):
+        assert scenario.job.placement is not None
+        asked.append(scenario.job.placement.zone)
+        scenario.cloud_refuses(3, "update is not supported while in state PREEMPTED").passes(200)
+    assert asked == [A.zone] * 3 + [B.zone]
+    assert scenario.job.preemptions == 4
+
+
+def test_the_note_and_the_events_quote_the_clouds_message() -> None:
+    words = "an internal error has occurred [EID: 0x1]"
+    scenario = Scenario().settle().cloud_refuses(13, words)
+    assert words in scenario.job.reason
+    assert scenario.job.reason != words
+    assert [text for text in scenario.event_texts if words in text] == [scenario.job.reason]
+    scenario.passes(200).cloud_refuses(13, words)
+    assert len([text for text in scenario.event_texts if words in text]) == 1
+
+
+def test_the_note_of_a_closed_zone_has_the_clouds_message() -> None:
+    scenario = Scenario(job=replace(Scenario().job, choices=(A,))).settle()
+    scenario.cloud_refuses(8, NO_CAPACITY.message)
+    scenario.zones = {A: ZoneStatus(False, "no capacity in us-central2-b", NO_CAPACITY.message)}
+    scenario.passes(5)
+    assert NO_CAPACITY.message in scenario.job.reason
+
+
+def test_a_policy_that_forbids_the_request_ends_the_job_with_the_clouds_message() -> None:
+    words = "Constraint constraints/compute.vmExternalIpAccess violated for project 1."
+    scenario = Scenario().settle().cloud_refuses(9, words)
+    assert scenario.status() is Status.FAILED
+    assert words in scenario.job.reason
+    assert "organization policy" in scenario.job.reason
+
+
+def test_an_accelerator_that_one_zone_does_not_offer_is_requested_in_the_next() -> None:
+    scenario = Scenario().settle()
+    scenario.zones = {A: ZoneStatus(open=False, reason="not offered"), B: ZoneStatus()}
+    scenario.cloud_refuses(3, 'The requested zone "us-central2-b" is not supported.').settle()
+    assert scenario.job.placement is not None
+    assert scenario.job.placement.zone == B.zone
+
+
 def test_a_failing_program_is_retried_as_often_as_allowed_and_then_fails() -> None:
     scenario = Scenario().runs().program_fails(host=1, error="ValueError: batch 250").verdict()
     assert scenario.job.failures == 1
@@ -205,7 +296,6 @@ def test_a_failing_program_is_retried_as_often_as_allowed_and_then_fails() -> No
     assert scenario.job.cause is not None
     assert (scenario.job.cause.host, scenario.job.cause.error) == (1, "ValueError: batch 250")
     assert scenario.job.cause.ahead_seconds == 0.5
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
 def test_a_failure_is_diagnosed_only_after_a_newer_poll() -> None:
@@ -242,7 +332,7 @@ def test_hosts_that_fail_after_a_silent_host_are_not_the_cause() -> None:
 
 
 def test_silence_counts_only_while_we_listen() -> None:
-    """A server that was down for an hour has heard nobody; that is not the hosts' fault."""
+    """A server that was down for an hour has no reports; the hosts are not silent."""
     scenario = Scenario().runs()
     scenario.now += 3600
     scenario.listening_since = scenario.now
@@ -276,7 +366,7 @@ def test_a_chip_that_cannot_be_opened_is_a_bad_host_not_a_failure() -> None:
     assert (scenario.job.bad_hosts, scenario.job.failures) == (1, 0)
 
 
-def test_a_program_that_saved_and_left_is_started_again_and_nothing_is_counted() -> None:
+def test_a_program_that_saved_and_exited_restarts_without_a_failure_count() -> None:
     scenario = Scenario().runs().leaves()
     assert scenario.outcomes == [Outcome.RESTARTED]
     assert (scenario.job.failures, scenario.job.bad_hosts, scenario.job.preemptions) == (0, 0, 0)
@@ -301,6 +391,59 @@ def test_cancel_keeps_the_slice_and_resume_uses_it() -> None:
     assert scenario.job.asks == 1
 
 
+def failed_job() -> Scenario:
+    """A job without retries whose program has failed, before the decision on it."""
+    scenario = Scenario()
+    scenario.job = replace(scenario.job, allowance=Allowance(failures=0))
+    return scenario.runs().program_fails()
+
+
+def test_a_failed_job_keeps_its_slice_for_a_resume() -> None:
+    scenario = failed_job().verdict()
+    assert scenario.status() is Status.FAILED
+    assert scenario.did(EffectKind.RELEASE) == []
+    reason = scenario.job.reason
+    scenario.job = lifecycle.reset_for_resume(scenario.job)
+    scenario.settle()
+    assert (scenario.job.attempts, scenario.job.asks) == (2, 1)
+    again = failed_job().verdict().passes(299)
+    assert again.did(EffectKind.RELEASE) == []
+    again.passes(2)
+    assert again.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert (again.status(), again.job.reason) == (Status.FAILED, reason)
+    assert "not resumed within 5 min" in again.event_texts[-1]
+
+
+def test_a_delete_releases_the_slice_of_a_failed_job() -> None:
+    scenario = failed_job().verdict()
+    scenario.job = replace(scenario.job, wish=DesiredState.DELETE)
+    scenario.settle()
+    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.status() is Status.FAILED
+
+
+def test_a_failed_job_that_keeps_no_slice_releases_it_at_once() -> None:
+    scenario = failed_job()
+    scenario.job = replace(scenario.job, keep_failed=0.0)
+    assert scenario.verdict().did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+
+
+def test_a_slice_whose_program_is_not_known_to_be_dead_is_not_kept() -> None:
+    scenario = failed_job()
+    scenario.host(1, HostPhase.RUNNING).passes(TIMEOUTS.settle + 1).verdict()
+    assert scenario.status() is Status.FAILED
+    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+
+
+def test_a_slice_with_a_bad_host_is_not_kept() -> None:
+    scenario = Scenario()
+    scenario.job = replace(scenario.job, allowance=Allowance(bad_hosts=0))
+    scenario.runs().program_fails(error="Failed to initialize TPU system: open(/dev/vfio/0): busy")
+    scenario.look("ACTIVE", "READY").everybody_is_heard()
+    assert scenario.status() is Status.FAILED
+    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+
+
 def test_a_kept_slice_that_is_taken_is_released() -> None:
     scenario = Scenario().runs()
     scenario.job = replace(scenario.job, wish=DesiredState.CANCEL)
@@ -311,7 +454,7 @@ def test_a_kept_slice_that_is_taken_is_released() -> None:
 
 
 @pytest.mark.parametrize("wish", [DesiredState.CANCEL, DesiredState.DELETE])
-def test_a_job_ended_while_it_waits_leaves_nothing_behind(wish: DesiredState) -> None:
+def test_a_job_ended_while_it_waits_leaves_no_request(wish: DesiredState) -> None:
     scenario = Scenario().settle().cloud_takes_the_request()
     scenario.job = replace(scenario.job, wish=wish)
     scenario.settle()
@@ -330,7 +473,7 @@ def test_delete_stops_the_program_and_releases() -> None:
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
-def test_an_invalid_request_fails_the_job_with_the_clouds_words() -> None:
+def test_an_invalid_request_fails_the_job_with_the_clouds_message() -> None:
     scenario = Scenario().settle().cloud_refuses(3, "Invalid value for acceleratorType")
     assert scenario.status() is Status.FAILED
     assert scenario.outcomes == [Outcome.REFUSED]
@@ -343,8 +486,8 @@ _STEPS = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_STEPS, max_size=40))
-def test_whatever_happens_every_slice_but_the_one_held_is_released(steps: list[str]) -> None:
-    """The invariants that cost money or progress when they break."""
+def test_every_slice_except_the_current_one_is_released(steps: list[str]) -> None:
+    """Check the invariants that cost money or progress when violated."""
     scenario = Scenario(job=replace(Scenario().job, allowance=Allowance(2, 2, 3)))
     for step in steps:
         scenario.settle()
@@ -396,8 +539,8 @@ def test_a_failing_set_up_is_a_failure_of_the_set_up_not_of_the_program() -> Non
             scenario.passes(60)
     assert scenario.outcomes == [Outcome.SETUP_FAILED] * 2
     assert scenario.status() is Status.FAILED
-    where = f"set-up failed on host 0 of 2: {error}"
-    assert scenario.job.reason == f"2 failures, the last of the set-up; {where}"
+    where = f"on host 0 of 2: {error}"
+    assert scenario.job.reason == f"2 failures, the last of the set-up {where}"
     assert "program" not in " ".join(scenario.event_texts)
 
 
@@ -422,7 +565,7 @@ def test_other_hosts_are_not_blamed_before_a_rebooted_host_reports(server: str) 
     scenario.host(1, before[0], reported_at=before[1])
     scenario.host(0, HostPhase.EXITED, exit_code=1, error="Connection reset by peer", error_at=at)
     scenario.settle().passes(TIMEOUTS.settle + 1)
-    # It is back: connected, and not yet asked what became of the program.
+    # The host is connected again, but its program's state is still unknown.
     scenario.look("ACTIVE", "READY").host(1, before[0], reported_at=before[1])
     scenario.host(0, HostPhase.EXITED, exit_code=1, error="Connection reset by peer", error_at=at)
     scenario.settle()
@@ -445,7 +588,7 @@ def test_a_failed_program_is_diagnosed_without_further_reports_of_its_host() -> 
 
 
 def test_a_host_that_ended_its_program_and_is_silent_since_is_a_bad_one() -> None:
-    """By a signal: it may be shutting down, so it has to show that it lives on."""
+    """A program that ended by a signal: the host may be shutting down, so it must report again."""
     scenario = Scenario().runs()
     at = scenario.now
     for index in range(2):
@@ -459,3 +602,23 @@ def test_a_host_that_ended_its_program_and_is_silent_since_is_a_bad_one() -> Non
         if scenario.outcomes:
             break
     assert scenario.outcomes == [Outcome.BAD_HOST]
+
+
+def in_maintenance(scenario: Scenario) -> Scenario:
+    scenario.look("ACTIVE", "READY")
+    assert scenario.node is not None
+    scenario.node = replace(scenario.node, health="UNHEALTHY_MAINTENANCE")
+    return scenario
+
+
+def test_a_silent_slice_in_maintenance_is_lost_without_a_bad_host() -> None:
+    scenario = in_maintenance(Scenario().runs().passes(TIMEOUTS.silence + 60)).settle()
+    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert (scenario.job.bad_hosts, scenario.job.failures) == (0, 0)
+    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+
+
+def test_a_slice_in_maintenance_whose_hosts_report_runs_on() -> None:
+    scenario = in_maintenance(Scenario().runs()).everybody_is_heard()
+    assert scenario.status() is Status.RUNNING
+    assert scenario.outcomes == []

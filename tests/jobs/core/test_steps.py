@@ -1,4 +1,4 @@
-"""What follows from heartbeats: steps run again, and money spent on steps that were lost."""
+"""Values derived from heartbeats: repeated steps, and the cost of lost steps."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_the_checkpoint_it_began_with_is_none_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("step", [None, "five", float("nan"), True, [1], "12"])
-def test_what_is_no_step_changes_nothing(step: object) -> None:
+def test_an_invalid_step_is_ignored(step: object) -> None:
     assert update_steps(None, {"step": step}, 1.0) is None
     known = Steps(7, 1.0)
     assert update_steps(known, {"step": step, "loss": 3}, 2.0) == known
@@ -52,7 +52,7 @@ def test_what_is_no_step_changes_nothing(step: object) -> None:
 def test_steps_run_again_are_those_between_a_checkpoint_and_the_step_that_was_reached() -> None:
     courses = [
         Steps(151, 1.0, resumed=0),
-        None,  # it never came to a step
+        None,  # it never reached a step
         Steps(233, 2.0, resumed=150),
         Steps(300, 3.0, resumed=230),
     ]
@@ -65,7 +65,7 @@ def test_saved_on_notice_means_no_step_again() -> None:
     assert count_repeated_steps([Steps(151, 1.0, resumed=0), Steps(300, 2.0, resumed=152)]) == 0
 
 
-def test_who_does_not_tell_where_it_began_leaves_it_unknown() -> None:
+def test_the_first_step_is_unknown_if_the_program_does_not_report_it() -> None:
     assert count_repeated_steps([Steps(151, 1.0), Steps(300, 2.0)]) is None
 
 
@@ -102,25 +102,25 @@ def test_lost_is_the_time_from_the_last_checkpoint_to_the_preemption() -> None:
     assert lost_hours(attempts, courses, held(0, 5), held(6, 8)) == 0.5
 
 
-def test_an_attempt_that_saved_nothing_is_lost_whole() -> None:
+def test_an_attempt_without_a_checkpoint_is_lost_completely() -> None:
     attempts = [attempt(1, 0, 5, "program failed"), attempt(2, 5, 7, "stuck")]
     courses = {1: Steps(151, 5 * HOUR, **TELLS), 2: Steps(9, 6 * HOUR, **TELLS)}
     assert lost_hours(attempts, courses, held(0)) == 7
 
 
-def test_waiting_for_a_slice_costs_nothing_and_is_not_lost() -> None:
+def test_waiting_for_a_slice_is_neither_cost_nor_loss() -> None:
     attempts = [attempt(1, 0, 5, "preempted")]
     courses = {1: Steps(1, 5 * HOUR, **TELLS)}
     assert lost_hours(attempts, courses, held(4, 5)) == 1
     assert lost_hours(attempts, courses) == 0
 
 
-def test_nothing_is_lost_while_it_runs_nor_by_one_that_saved_and_left() -> None:
+def test_neither_a_running_attempt_nor_one_that_saved_and_exited_has_losses() -> None:
     attempts = [attempt(1, 0, 5, "left"), attempt(2, 5, None, None)]
     assert lost_hours(attempts, {1: Steps(9, HOUR, **TELLS)}, held(0)) == 0
 
 
-def test_it_is_unknown_of_a_program_that_never_said_whether_it_saves() -> None:
+def test_the_loss_is_unknown_for_a_program_that_reports_no_saves() -> None:
     attempts = [attempt(1, 0, 5, "preempted")]
     assert lost_hours(attempts, {1: Steps(151, HOUR)}, held(0, 5)) is None
     assert lost_hours(attempts, {}, held(0, 5)) is None

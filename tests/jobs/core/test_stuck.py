@@ -1,4 +1,4 @@
-"""A program whose steps stop coming, and one that leaves to go on later: what is decided."""
+"""Decisions on programs whose steps stop, and on programs that save and ask for a restart."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ HALF_AN_HOUR = 1800.0
 
 
 def training(**changes: object) -> Scenario:
-    """A job whose program runs and has told steps 149 to 151."""
+    """A job whose running program has reported steps 149 to 151."""
     scenario = Scenario()
     scenario.job = replace(scenario.job, **{"stuck_after": HALF_AN_HOUR, **changes})  # type: ignore[arg-type]
     scenario.runs()
@@ -53,7 +53,7 @@ def test_a_program_that_hangs_again_and_again_fails_the_job() -> None:
 
 def test_a_server_that_begins_with_a_clock_set_forward_takes_no_program_for_stuck() -> None:
     scenario = training()
-    scenario.now += 24 * HALF_AN_HOUR  # the wall was set forward while no server ran
+    scenario.now += 24 * HALF_AN_HOUR  # the wall clock was set forward while no server ran
     scenario.listening_since = scenario.now
     scenario.hangs(60)
     assert scenario.did(EffectKind.STOP) == []
@@ -84,7 +84,9 @@ def test_going_back_to_a_checkpoint_is_a_sign_of_life() -> None:
 
 
 def test_the_first_step_may_take_three_times_as_long() -> None:
-    """Before it the program compiles, and a program that resumed tells its step before that."""
+    """The program compiles before its first step, and a resumed program reports its step before
+    that.
+    """
     scenario = Scenario()
     scenario.job = replace(scenario.job, stuck_after=HALF_AN_HOUR)
     scenario.runs().send_heartbeat(150, checkpoint=150).hangs(2.9 * HALF_AN_HOUR)
@@ -92,7 +94,7 @@ def test_the_first_step_may_take_three_times_as_long() -> None:
     assert scenario.hangs(0.2 * HALF_AN_HOUR).did(EffectKind.STOP)
 
 
-def test_what_follows_the_last_step_may_take_three_times_as_long() -> None:
+def test_the_end_after_the_last_step_may_take_three_times_as_long() -> None:
     scenario = training().send_heartbeat(300, total=300).hangs(2.9 * HALF_AN_HOUR)
     assert scenario.did(EffectKind.STOP) == []
 
@@ -116,7 +118,7 @@ def test_never_is_never() -> None:
     assert training(stuck_after=None).hangs(100 * HALF_AN_HOUR).did(EffectKind.STOP) == []
 
 
-def test_a_slice_that_was_taken_explains_why_no_step_came() -> None:
+def test_a_preempted_slice_explains_a_missing_step() -> None:
     scenario = training()
     scenario.now += HALF_AN_HOUR + 1
     scenario.everybody_is_heard()
@@ -135,7 +137,7 @@ def test_without_a_newer_poll_no_program_is_stuck() -> None:
 
 
 def test_hosts_we_cannot_hear_are_not_called_stuck() -> None:
-    """Nothing was heard for an hour, from a program that may have run on all the while."""
+    """No report for an hour, from a program that may have continued meanwhile."""
     scenario = training()
     scenario.passes(2 * HALF_AN_HOUR)
     assert scenario.did(EffectKind.STOP) == []
@@ -189,7 +191,7 @@ def test_one_that_worked_for_a_while_before_it_left_is_started_at_once() -> None
     assert scenario.job.attempts == 4
 
 
-def test_siblings_that_the_signal_ended_before_they_could_save_change_nothing() -> None:
+def test_hosts_that_the_signal_ended_before_a_save_do_not_change_the_outcome() -> None:
     scenario = Scenario().runs()
     scenario.host(0, HostPhase.EXITED, exit_code=143, error_at=scenario.now, error="terminated")
     scenario.host(

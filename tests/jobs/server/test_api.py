@@ -1,4 +1,4 @@
-"""Invalid requests get an error message, whoever wrote the client."""
+"""Invalid requests of any client get an error message."""
 
 from pathlib import Path
 from typing import Any

@@ -17,7 +17,7 @@ Command = Callable[[Any, AsyncIterator[bytes] | None], Awaitable[int]]
 
 
 class Hosts:
-    """Hosts that run a coroutine where others run a command."""
+    """Hosts that run a coroutine in place of a command."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -129,7 +129,7 @@ def test_a_call_without_json_is_rejected() -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b"what?\n", "more_body": False}
 
-        with pytest.raises(RequestError, match="the first line is not JSON"):
+        with pytest.raises(RequestError, match="body is not JSON"):
             await Exchange(receive).first_line()
 
     asyncio.run(scenario())

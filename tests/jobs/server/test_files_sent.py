@@ -1,5 +1,8 @@
-"""The files that create, its dry run and resume leave out or reject."""
+"""Files that create, its dry run and resume omit or reject."""
 
+import errno
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -131,5 +134,92 @@ def test_requirements_that_would_not_be_sent_are_rejected(tmp_path: Path, folder
             await harness.service.plan(spec)
         included = spec | {"include": ["requirements.txt"]}
         assert "would send 2 files" in (await harness.service.plan(included))["lines"][1]
+
+    run_scenario(tmp_path / "home", scenario)
+
+
+FILE_CALLS = ("open", "stat", "lstat", "listdir", "scandir", "readlink", "read", "access")
+
+
+class Interference:
+    """Does something to the user's files at a given call of the operating system."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, at: int, act: Any) -> None:
+        self.calls, self.done, checking = 0, False, False
+
+        def wrap(function: Any) -> Any:
+            def call(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+                nonlocal checking
+                if checking or self.done:
+                    return function(path, *args, **kwargs)
+                descriptor = path if isinstance(path, int) else kwargs.get("dir_fd")
+                place = path if descriptor is None else f"/proc/self/fd/{descriptor}"
+                checking = True  # `realpath` itself calls lstat and readlink
+                try:
+                    inside = os.path.realpath(str(place)).startswith(str(folder))
+                finally:
+                    checking = False
+                if inside:
+                    self.calls += 1
+                    if self.calls == at:
+                        self.done = True
+                        act()
+                return function(path, *args, **kwargs)
+
+            return call
+
+        for name in FILE_CALLS:
+            monkeypatch.setattr(os, name, wrap(getattr(os, name)))
+
+
+def raise_(code: int) -> None:
+    raise OSError(code, os.strerror(code), "train.py")
+
+
+@pytest.mark.parametrize(
+    "event", ["EACCES", "EIO", "ENOENT", "ESTALE", "ELOOP", "ENAMETOOLONG", "vanish", "replace"]
+)
+def test_files_that_change_while_they_are_packed_give_a_sentence_or_a_job(
+    tmp_path: Path, folder: Path, event: str
+) -> None:
+    """Every call of the operating system fails once, or finds the files gone."""
+
+    async def scenario(harness: ServerHarness) -> None:
+        aside = tmp_path / "aside"
+
+        def act() -> None:
+            if event == "vanish":
+                folder.rename(aside)
+            elif event == "replace":
+                (folder / "train.py").unlink()
+                (folder / "train.py").symlink_to("/etc")
+                (folder / "deploy").rename(folder / "moved")
+                (folder / "deploy").write_text("now a file")
+            else:
+                raise_(getattr(errno, event))
+
+        at, done = 0, True
+        while done:
+            at += 1
+            jobs = len(harness.service.overview())
+            copy = tmp_path / f"copy-{at}"
+            shutil.copytree(folder, copy, symlinks=True)
+            with pytest.MonkeyPatch.context() as patch:
+                interference = Interference(patch, folder, at, act)
+                created, message = 1, ""
+                try:
+                    await harness.service.create(spec_for(folder), {}, "lab")
+                except RequestError as error:
+                    created, message = 0, str(error)
+            assert "\n" not in message
+            done = interference.done
+            assert len(harness.service.overview()) == jobs + created
+            assert not list(harness.service.folders.code.glob(".packing-*"))
+            if event == "vanish" and done:
+                assert created == 0, "a job without its code"
+            for path in (folder, aside):
+                shutil.rmtree(path, ignore_errors=True)
+            copy.rename(folder)
+        assert at > 20
 
     run_scenario(tmp_path / "home", scenario)

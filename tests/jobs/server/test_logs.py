@@ -1,4 +1,4 @@
-"""Reading logs while they grow, by host and attempt, at any length."""
+"""Reading logs of any length while they grow, by host and attempt."""
 
 import asyncio
 import json
@@ -78,12 +78,12 @@ def test_after_the_end_the_logs_define_the_hosts(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-# Longer logs, on a desk that holds one job
+# Longer logs, on a desk with one job
 
 
 @dataclass
 class Shelf:
-    """The logs of job 000001 on a slice of two hosts, and what the desk knows of the job."""
+    """The logs of job 000001 on a slice of two hosts, with the desk's record of the job."""
 
     home: Path
     job: Job = field(
@@ -144,7 +144,7 @@ def shelf(tmp_path: Path) -> Shelf:
 
 
 class Follower:
-    """Somebody who follows the logs, in a task of its own."""
+    """A follower of the logs, in its own task."""
 
     def __init__(self, shelf: Shelf, **query: Any) -> None:
         self.seen = b""
@@ -292,7 +292,7 @@ def test_missing_bytes_are_reported_in_place(shelf: Shelf) -> None:
 
 
 def memory_and_turns(shelf: Shelf, **query: Any) -> tuple[int, int]:
-    """The most memory that reading took, and how often the event loop went round meanwhile."""
+    """Return the peak memory of the read, and the turns of the event loop meanwhile."""
     turns = 0
 
     async def others() -> None:

@@ -1,4 +1,4 @@
-"""Fix the job, then resume: what the job file says now is what goes on."""
+"""Resume reads the job file again and continues with its current values."""
 
 import re
 from pathlib import Path
@@ -163,7 +163,7 @@ def test_a_job_cannot_start_from_a_job_without_checkpoints(tmp_path: Path) -> No
 
 
 class Remembering(Client):
-    """A client whose server has one job, and keeps what it is asked."""
+    """A client whose server has one job and records the requests."""
 
     def __init__(self, home: Path, **known: Any) -> None:
         super().__init__(home)

@@ -20,7 +20,7 @@ def test_a_cancelled_wait_for_events_stops(tmp_path: Path, wait: str) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")
-        harness.running.cancel()  # no rounds but ours from here on
+        harness.running.cancel()  # from here on, only the test runs rounds
         await asyncio.wait({harness.running})
         waiting = asyncio.ensure_future(WAITS[wait](harness, job))
         await asyncio.sleep(0.1)

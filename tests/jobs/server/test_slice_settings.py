@@ -20,7 +20,7 @@ LAB = {
     "labels": {"team": "vision", "cost-centre": 4711},
     "ssh": {"proxy_command": "iap %n %p --zone %z"},
 }
-"""The settings of a lab, as config.yaml has them."""
+"""The settings of a lab in config.yaml."""
 
 
 def settings(**keys: Any) -> str:
@@ -158,4 +158,4 @@ def test_the_settings_of_the_home_have_the_rules_of_the_job_file(
     (tmp_path / "config.yaml").write_text(line)
     with pytest.raises(ConfigError, match=message) as caught:
         read(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path}/config.yaml")
+    assert str(caught.value).startswith(f"{tmp_path}/config.yaml: {line.partition(':')[0]}")

@@ -13,7 +13,7 @@ from tests.jobs.fakes import ServerHarness, run_scenario
 
 
 class Door:
-    """Holds up whoever comes to it until it is opened."""
+    """A door that blocks callers until it is opened."""
 
     def __init__(self, opens: bool = False) -> None:
         self._open = asyncio.Event()
@@ -40,13 +40,13 @@ async def running(harness: ServerHarness, **keys: Any) -> str:
 
 
 def slow_to_stop(harness: ServerHarness, job: str) -> Door:
-    """Its program takes until the door is opened to end."""
+    """Create a job whose program ends only after the door is opened."""
     session, door = harness.starts(job)[-1], Door()
     ends = session.stop
 
-    async def stop(grace: float) -> None:
+    async def stop(grace: float) -> tuple[int, ...]:
         await door.passed()
-        await ends(grace)
+        return await ends(grace)
 
     session.stop = stop  # type: ignore[method-assign]
     return door
@@ -63,7 +63,7 @@ def slow_to_pack(harness: ServerHarness) -> Door:
 
 
 async def holding(harness: ServerHarness, **keys: Any) -> str:
-    """A job that was cancelled and kept its slice."""
+    """Create a cancelled job that keeps its slice."""
     job = await running(harness, **keys)
     await do(harness, job, "cancel")
     await harness.reaches(job, "CANCELLED")
@@ -73,6 +73,39 @@ async def holding(harness: ServerHarness, **keys: Any) -> str:
 
 async def slice_goes(harness: ServerHarness) -> None:
     await harness.until(lambda: not harness.cloud.held and not harness.cloud.requested)
+
+
+def test_delete_speaks_of_chips_only_if_the_job_holds_a_slice(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.given = ("WAITING_FOR_RESOURCES", None)
+        waiting = await harness.create()
+        await harness.reaches(waiting, "WAITING")
+        request = "its request for v4-16 in us-central2-b is withdrawn"
+        assert await do(harness, waiting, "delete") == f"{waiting} is cancelled; {request}"
+        await harness.reaches(waiting, "CANCELLED")
+        assert await do(harness, waiting, "delete") == f"{waiting} is CANCELLED and holds no slice"
+        harness.cloud.given = ("ACTIVE", "READY")
+        job = await running(harness)
+        assert "8 chips in us-central2-b are being released" in await do(harness, job, "delete")
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_clean_right_after_delete_waits_for_the_program(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await running(harness)
+        door = slow_to_stop(harness, job)
+        await do(harness, job, "delete")
+        await door.reached.wait()
+        cleaning = asyncio.ensure_future(do(harness, job, "clean"))
+        await asyncio.sleep(5)
+        assert not cleaning.done()
+        door.open()
+        assert "are removed" in await cleaning
+        assert harness.service.overview() == []
+        await slice_goes(harness)
+
+    run_scenario(tmp_path, scenario)
 
 
 def test_a_cancel_after_a_delete_does_not_keep_the_slice(tmp_path: Path) -> None:
@@ -159,6 +192,25 @@ def test_a_resume_during_a_delete_is_rejected(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
+def test_a_second_delete_during_a_resume_wins_too(tmp_path: Path) -> None:
+    """The job is already deleted, so the two deletes differ only in their time."""
+
+    async def scenario(harness: ServerHarness) -> None:
+        job = await holding(harness)
+        await do(harness, job, "delete")
+        await slice_goes(harness)
+        door = slow_to_pack(harness)
+        resuming = asyncio.ensure_future(do(harness, job, "resume"))
+        await door.reached.wait()
+        await do(harness, job, "delete")
+        door.open()
+        with pytest.raises(RequestError, match="deleted in the meantime"):
+            await resuming
+        assert harness.status(job) == "CANCELLED"
+
+    run_scenario(tmp_path, scenario)
+
+
 def test_a_delete_during_a_resume_wins(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await holding(harness)
@@ -196,7 +248,7 @@ def test_a_clean_during_a_resume_removes_the_job(tmp_path: Path) -> None:
 def test_a_resume_during_a_clean_rejects_one_of_them(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await holding(harness)
-        harness.running.cancel()  # no round may release the slice between the two
+        harness.running.cancel()  # prevent a round from releasing the slice between the two
         await asyncio.wait({harness.running})
         cleaning = asyncio.ensure_future(do(harness, job, "clean"))
         await asyncio.sleep(0)
@@ -288,9 +340,9 @@ def test_a_late_answer_of_the_cloud_to_a_removed_job_changes_nothing(
         door = Door()
         ask = harness.cloud.ask
 
-        async def slow(request: Any) -> None:
+        async def slow(request: Any) -> str:
             await door.passed()
-            await ask(request)
+            return await ask(request)
 
         harness.cloud.ask = slow  # type: ignore[method-assign]
         job = await harness.create()

@@ -1,4 +1,4 @@
-"""The slices that a job can run on, and the regions of its buckets."""
+"""Candidate slices of a job, and the regions of its buckets."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from drumline.jobs.spec.zones import (
     candidates,
     check_regions,
     checkpoint_error,
+    mount_error,
 )
 
 
@@ -136,3 +137,13 @@ def test_a_checkpoint_in_a_bucket_or_below_a_mount_is_accepted() -> None:
         assert checkpoint_error(job(V4 + text), local=False) is None
     home = job(V4 + "mounts: {~/data: gs://lab-data}\ncheckpoint: ~/data/x")
     assert checkpoint_error(home, local=False) is None
+
+
+def test_an_emulated_host_mounts_only_below_its_home() -> None:
+    absolute = job(V4 + "mounts: {/data/c4: gs://lab/c4}\n")
+    assert mount_error(absolute, local=False) is None
+    assert mount_error(absolute, local=True) == (
+        "mounts /data/c4: an emulated host can mount only below its home folder; "
+        "use ~/data/c4, which also works on Google Cloud"
+    )
+    assert mount_error(job(V4 + "mounts: {~/data/c4: gs://lab/c4}\n"), local=True) is None

@@ -56,6 +56,7 @@ def test_the_examples_of_inner_keys_are_valid(key: str, tmp_path: Path) -> None:
         for example in field["examples"]:
             value = {"kind": "docker" if inner == "image" else "uv"} if key == "python" else {}
             value |= {"source": "imagenet"} if key == "data_disks" else {}
+            value |= {"image": "us-docker.pkg.dev/lab/images/llama"} if key == "docker" else {}
             value |= {inner: example}
             job = {
                 "accelerator": "v4-8",

@@ -118,6 +118,19 @@ ONE_KEY: dict[str, str] = {
     "python: {kind: uv, requirements: ../r.txt}": "python.requirements: '../r.txt' is not inside "
     "workdir; name a file there, or list the packages",
     "python: 3.12": "python: is 3.12; write {kind: uv, version: 3.12}",
+    "docker: {login: service-account}": "docker.image: is missing; name an image, "
+    "like python:3.12-slim",
+    "docker: {image: a b}": "docker.image: 'a b' is not an image name; example: python:3.12-slim",
+    "docker: {image: a/b, login: service-account}": "docker.login: logs in to Artifact Registry "
+    "only, and 'a/b' is not there; name a secret with USER:PASSWORD",
+    "docker: {image: a/b, login: REGISTRY}": "docker.login: 'REGISTRY' is not one of the secrets; "
+    "add it to secrets, or write service-account",
+    "docker: {image: a, shm_size: 16}": "docker.shm_size: 16 is a number, not text; "
+    "put it in quotes: '16'",
+    "docker: {image: a, shm_size: big}": "docker.shm_size: is 'big'; "
+    "expected a size with its unit, like 16g or 512m",
+    "docker: {image: a, args: --init}": "docker.args: unknown key; the keys are image, login, "
+    "shm_size",
     "mounts: gs://lab-data": "mounts: is 'gs://lab-data'; "
     "expected a map, like /data: gs://lab-data",
     "mounts: {data: gs://lab-data}": "mounts data: 'data' is neither absolute nor below ~/",
@@ -185,6 +198,8 @@ ONE_KEY: dict[str, str] = {
     "letters, digits, _ and -, and start with a letter",
     "labels: {team: Computer Vision}": "labels.team: 'Computer Vision' is not a value of a label; "
     "use at most 63 lower-case letters, digits, _ and -",
+    "labels: {team: [a]}": "labels.team: is a list; expected text",
+    "data_disks: [a, a]": "data_disks: a is listed twice",
     "labels: {drumline-owner: me}": "labels.drumline-owner: 'drumline-owner': "
     "labels that begin with drumline- are reserved",
     "ssh: gcloud": "ssh: is 'gcloud'; expected a map, like proxy_command: ssh -W %h:%p bastion",
@@ -201,8 +216,8 @@ ONE_KEY: dict[str, str] = {
     "data_disks: [zones/a/disks/b]": "data_disks.source: 'zones/a/disks/b' is not the path of a "
     "disk; write projects/P/zones/ZONE/disks/NAME",
     "frobnicate: 1": "frobnicate: unknown key; the keys are name, accelerator, zones, capacity, "
-    "reservation, workdir, include, setup, environment, secrets, python, mounts, run, hosts, "
-    "checkpoint, retry, burnin, parking, project, network, subnetwork, external_ip, tags, "
+    "reservation, workdir, include, setup, environment, secrets, docker, python, mounts, run, "
+    "hosts, checkpoint, retry, burnin, parking, project, network, subnetwork, external_ip, tags, "
     "service_account, labels, ssh, data_disks, allow_cross_region, stop_grace, keep, progress, "
     "stuck_after",
     "<<: {a: b}": "<< is not supported; write the keys out",
@@ -248,6 +263,22 @@ def test_all_errors_are_reported_in_the_order_of_the_file(folder: Path) -> None:
         "job.yaml:13  environment.BAD: is a list; expected text\n"
         f"job.yaml:14  environment.TWO WORDS: 'TWO WORDS' {VARIABLE}"
     )
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        ("uv", "python: uv cannot be combined with docker; remove one of them"),
+        ("{kind: docker, image: b}", "python.image: 'b' is not the image of docker; remove it"),
+        (
+            "{kind: system, requirements: [jax]}",
+            "python.requirements: cannot be combined with docker; add the packages to the image",
+        ),
+    ],
+)
+def test_a_container_is_the_only_python_of_a_job(folder: Path, python: str, message: str) -> None:
+    text = f"{GOOD}docker: {{image: a}}\npython: {python}\n"
+    assert error_of(text, folder) == f"job.yaml:4  {message}"
 
 
 def test_hosts_can_only_share_a_disk_that_none_of_them_writes(folder: Path) -> None:

@@ -1,6 +1,9 @@
 """Valid job files and their values, and random text that must not crash the reader."""
 
+import contextlib
 import json
+import os
+import socket
 import string
 from pathlib import Path
 
@@ -274,3 +277,32 @@ def test_every_example_is_valid() -> None:
     assert EXAMPLES / "tpu-v4.yaml" in files
     for file in files:
         assert load(file).run
+
+
+@pytest.mark.parametrize("kind", ["named pipe", "device", "folder", "huge", "socket"])
+def test_something_else_than_a_job_file_is_rejected_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "job.yaml"
+    match kind:
+        case "named pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "huge":
+            with path.open("wb") as file:
+                file.truncate(1 << 30)
+        case "socket":
+            with contextlib.chdir(tmp_path), socket.socket(socket.AF_UNIX) as listener:
+                listener.bind("job.yaml")
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_job_file_may_come_from_a_pipe_of_the_shell() -> None:
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"accelerator: v4-8\nrun: 'true'\nworkdir: null\n")
+    os.close(write_end)
+    assert load(Path(f"/dev/fd/{read_end}")).run == "true"
+    os.close(read_end)

@@ -1,4 +1,4 @@
-"""Years of use: history costs neither the start, nor the loop, nor a list."""
+"""A long history slows down neither the start, nor the loop, nor `list`."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ def add(
     return job.id
 
 
-def test_a_job_that_has_ended_and_holds_nothing_leaves_the_loop(tmp_path: Path) -> None:
+def test_an_ended_job_without_a_slice_leaves_the_loop(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")

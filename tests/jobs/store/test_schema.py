@@ -1,4 +1,4 @@
-"""A home outlives versions: its database is brought up to date in place, and never half."""
+"""The database of an older version is migrated in place, completely or not at all."""
 
 import sqlite3
 from contextlib import AbstractContextManager
@@ -11,8 +11,9 @@ from drumline.jobs.store.records import JobFilter, Store
 from drumline.jobs.store.schema import SchemaError
 
 BEFORE_MIGRATIONS = Path(__file__).with_name("data") / "jobs-schema-0.sql"
-"""Written by the last version that did not count steps: a job done, one failed, one that keeps its
-slice, one that runs and one that waits."""
+"""Written by the last version that did not count steps: one job each that is done, failed, kept its
+slice, runs, and waits.
+"""
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def old(tmp_path: Path) -> Path:
 
 
 def test_a_database_from_before_steps_were_counted_is_taken_up_whole(old: Path) -> None:
-    for _ in range(2):  # the second time there is nothing left to change
+    for _ in range(2):  # the second migration changes nothing
         store = Store(old)
         assert [r.name for r in store.living()] == ["kept", "runs", "waits"]
         placements = [r.job.placement for r in store.living()]
@@ -73,7 +74,9 @@ def test_a_database_of_a_newer_version_is_one_sentence_and_untouched(old: Path) 
 def test_a_step_that_another_server_has_taken_meanwhile_is_not_taken_twice(
     old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two servers of one home, started at once: the other gets in between question and step."""
+    """Two servers of one home start at once, and the second acts between the first's check and
+    step.
+    """
     begin = schema.transaction
 
     def behind_another(db: sqlite3.Connection) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""What is kept of a job file reads back as a value, whichever version wrote it."""
+"""Stored job files of every version are read as values."""
 
 import json
 from pathlib import Path
@@ -43,13 +43,13 @@ def test_a_job_file_that_was_accepted_comes_back_key_by_key() -> None:
     assert spec.file == file, "what is shown and compared is the file, and the file alone"
 
 
-def test_what_an_older_version_left_out_has_its_default() -> None:
+def test_keys_missing_in_an_older_version_have_their_default() -> None:
     spec = StoredSpec.from_json({"run": "python train.py"})
     assert (spec.capacity, spec.hosts, spec.python.kind) == ("spot", "all", "system")
     assert (spec.archive, spec.origin, spec.checkpoints_of("000001")) == (None, None, None)
 
 
-def test_what_the_rules_of_today_refuse_runs_on() -> None:
+def test_a_stored_job_that_new_rules_reject_still_runs() -> None:
     spec = StoredSpec.from_json(FULL | {"accelerator": ["v99-8"], "a key of next year": 1})
     assert spec.run == "python train.py"
     assert spec.file["a key of next year"] == 1
@@ -94,7 +94,7 @@ def test_a_row_that_makes_no_sense_is_set_aside_with_the_reason(
         {"environment": {"SEED": 1, "FAST": True}},
     ],
 )
-def test_what_was_left_empty_or_loosely_written_stays_readable(odd: dict[str, object]) -> None:
+def test_empty_and_loosely_written_values_stay_readable(odd: dict[str, object]) -> None:
     spec = StoredSpec.from_json({"run": "python train.py", **odd})
     assert (spec.run, spec.capacity, spec.archive) == ("python train.py", "spot", None)
     assert set(spec.environment.values()) <= {"1", "true"}
@@ -103,6 +103,6 @@ def test_what_was_left_empty_or_loosely_written_stays_readable(odd: dict[str, ob
 @pytest.mark.parametrize(
     "odd", [{"run": None}, {"run": False}, {"hosts": 0}, {"environment": {"A": None}}]
 )
-def test_what_never_meant_anything_is_not_given_a_meaning(odd: dict[str, object]) -> None:
+def test_values_that_were_never_valid_are_rejected(odd: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(odd))):
         StoredSpec.from_json({"run": "python train.py", **odd})

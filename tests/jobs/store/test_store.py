@@ -149,7 +149,7 @@ def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> No
     )  # fmt: skip
 
 
-def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+def test_acknowledged_changes_survive_kill_9(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
         "from drumline.jobs.store.records import Store; from drumline.jobs.core.state import *\n"
@@ -205,7 +205,7 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "jobs.db") as old:
         old.executescript(OLD_SCHEMA)
     old.close()
-    for _ in range(2):  # the second time there is nothing left to change
+    for _ in range(2):  # the second migration changes nothing
         store = Store(tmp_path / "jobs.db")
         (record,) = store.living()
         assert record.job.choices == (Candidate("v4-8", "local-a"),)
@@ -221,7 +221,7 @@ def test_a_home_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_a_program_told_goes_with_its_job(store: Store) -> None:
+def test_metrics_are_deleted_with_their_job(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     point = Point(1, 2.0, 3.0, {"loss": 0.5})
     store.metrics.save(job.id, {"step": 3}, {}, [point])
@@ -238,3 +238,37 @@ def test_a_store_that_was_full_can_be_written_again(store: Store) -> None:
     store._db.execute("PRAGMA max_page_count = 1000000")
     assert store.add("lab", "a", {"run": "x" * 100_000}, new_job).job.id
     store.check_writable()
+
+
+@pytest.mark.parametrize("kind", ["garbage", "short", "header", "page", "folder", "pipe", "link"])
+def test_a_database_that_cannot_be_read_is_a_sentence_and_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "jobs.db"
+    Store(path).close()
+    content = bytearray(path.read_bytes())
+    match kind:
+        case "garbage":
+            content[:] = os.urandom(len(content))
+        case "short":
+            content[:] = b"not a database"
+        case "header":
+            content[16:100] = b"\xff" * 84
+        case "page":
+            content[100:4096] = b"\xff" * 3996
+    for name in ("jobs.db-wal", "jobs.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    path.write_bytes(content)
+    if kind in {"folder", "pipe", "link"}:
+        path.unlink()
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "link":
+            path.symlink_to("/dev/zero")
+    with pytest.raises(SchemaError) as caught:
+        Store(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if kind not in {"folder", "pipe", "link"}:
+        assert path.read_bytes() == content

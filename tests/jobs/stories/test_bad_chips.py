@@ -1,4 +1,4 @@
-"""Chips that lie, on the emulator: found, left, remembered and refused."""
+"""Faulty chips on the emulator: detected, avoided, recorded and refused."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.world import World, a_world
+from tests.jobs.installation import Installation, temporary_installation
 
-# A training of 60 steps that prints the fingerprint of what it has learnt.
+# A training of 60 steps that prints the fingerprint of its parameters.
 TRAINING = """
 import os
 import numpy as np
@@ -40,52 +40,56 @@ MACHINE = "local-a-v4-4-1"
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        yield made
+def installation(tmp_path: Path) -> Iterator[Installation]:
+    with temporary_installation(tmp_path) as new:
+        yield new
 
 
 def outcomes(shown: dict[str, Any]) -> list[str]:
     return [attempt["outcome"] for attempt in shown["attempts"]]
 
 
-def remembered(world: World) -> dict[str, dict[str, Any]]:
-    return {host["identity"]: host for host in world.client.known_hosts()}
+def remembered(installation: Installation) -> dict[str, dict[str, Any]]:
+    return {host["identity"]: host for host in installation.client.known_hosts()}
 
 
 @pytest.mark.long
-def test_a_burn_in_finds_the_lying_host_and_later_jobs_refuse_it(world: World) -> None:
-    world.emulator("break", target=MACHINE, how="lies", chip=2)
+def test_a_burn_in_finds_the_lying_host_and_later_jobs_refuse_it(
+    installation: Installation,
+) -> None:
+    installation.emulator("break", target=MACHINE, how="lies", chip=2)
     keys = {"zones": ["local-a"], "retry": {"failures": 0, "bad_hosts": 0}}
-    first = world.end(world.create("echo ran", burnin="short", **keys))
+    first = installation.end(installation.create("echo ran", burnin="short", **keys))
     assert (first["status"], outcomes(first)) == ("SUCCEEDED", ["bad host", "succeeded"])
     assert (first["failures"], first["bad_hosts"]) == (0, 1)
     messages = [event["text"] for event in first["events"] if event["kind"] == "badhost"]
     assert "of host 1 computes wrong" in messages[0]
-    liar = remembered(world)[MACHINE]
+    liar = remembered(installation)[MACHINE]
     assert (liar["state"], liar["evidence"][0]["proof"]) == ("excluded", "burn-in")
     assert liar["evidence"][0]["job"] == first["id"]
-    # The machines that were free the longest come first: the next job is given the liar again.
-    second = world.end(world.create("echo ran", **keys))
+    # The scheduler prefers machines that were free longest, so the next job gets the faulty one.
+    second = installation.end(installation.create("echo ran", **keys))
     assert (second["status"], outcomes(second)) == ("SUCCEEDED", ["bad host", "succeeded"])
-    assert len(remembered(world)[MACHINE]["evidence"]) == 2
-    world.client.exclude_host(MACHINE, "enough of it")
-    third = parked_until_it_runs_elsewhere(world, **keys)
+    assert len(remembered(installation)[MACHINE]["evidence"]) == 2
+    installation.client.exclude_host(MACHINE, "enough of it")
+    third = parked_until_it_runs_elsewhere(installation, **keys)
     assert (third["status"], outcomes(third)) == ("SUCCEEDED", ["succeeded"])
     assert [event["text"] for event in third["events"] if event["kind"] == "refused"] == [
         f"host 1, {MACHINE} is excluded: enough of it"
     ]
-    world.cloud_is_empty()
+    installation.cloud_is_empty()
 
 
-def parked_until_it_runs_elsewhere(world: World, **keys: Any) -> dict[str, Any]:
-    """A job that parks the slice with the bad host; told to end when it runs on another."""
-    job = world.create("until test -e go; do sleep 0.1; done", parking=1, **keys)
-    world.until(lambda: bool(world.client.show(job)["parked"]), what="a parked slice")
-    parked = world.client.show(job)["parked"][0]["name"]
-    world.until(lambda: world.status(job) == "RUNNING", what="the job to run elsewhere")
-    world.client.exec(job, "touch go", host="all")
-    shown = world.end(job)
+def parked_until_it_runs_elsewhere(installation: Installation, **keys: Any) -> dict[str, Any]:
+    """Create a job that holds back the slice with the bad host; end it when it runs on another."""
+    job = installation.create("until test -e go; do sleep 0.1; done", parking=1, **keys)
+    installation.until(lambda: bool(installation.client.show(job)["parked"]), what="a parked slice")
+    parked = installation.client.show(job)["parked"][0]["name"]
+    installation.until(
+        lambda: installation.status(job) == "RUNNING", what="the job to run elsewhere"
+    )
+    installation.client.exec(job, "touch go", host="all")
+    shown = installation.end(job)
     kinds = [event["kind"] for event in shown["events"]]
     assert kinds.index("parked") < kinds.index("run")
     assert any(event["text"].startswith(f"{parked} (8 chips") for event in shown["events"])
@@ -93,39 +97,43 @@ def parked_until_it_runs_elsewhere(world: World, **keys: Any) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_lying_that_begins_in_a_training_is_replayed_and_costs_nothing(world: World) -> None:
+def test_a_fault_that_begins_during_training_is_replayed_without_loss(
+    installation: Installation,
+) -> None:
     def train() -> str:
-        file = world.write_job("python train.py", checkpoint="gs://runs/here", zones=["local-a"])
+        file = installation.write_job(
+            "python train.py", checkpoint="gs://runs/here", zones=["local-a"]
+        )
         (file.parent / "train.py").write_text(TRAINING)
-        return str(world.client.create(file)["id"])
+        return str(installation.client.create(file)["id"])
 
-    world.emulator("break", target=MACHINE, how="lies", from_step=30)
-    disturbed, undisturbed = (world.end(train()) for _ in range(2))
+    installation.emulator("break", target=MACHINE, how="lies", from_step=30)
+    disturbed, undisturbed = (installation.end(train()) for _ in range(2))
     assert (disturbed["status"], outcomes(disturbed)) == ("SUCCEEDED", ["bad host", "succeeded"])
     assert disturbed["failures"] == 0
-    liar = remembered(world)[MACHINE]
+    liar = remembered(installation)[MACHINE]
     assert (liar["state"], liar["evidence"][0]["proof"]) == ("excluded", "replay")
     assert disturbed["attempts"][1]["course"]["resumed"] == 30
-    assert learnt(world, disturbed) == learnt(world, undisturbed)
+    assert learnt(installation, disturbed) == learnt(installation, undisturbed)
 
 
-def learnt(world: World, shown: dict[str, Any]) -> str:
-    text = b"".join(world.client.logs(shown["id"], host=0)).decode()
+def learnt(installation: Installation, shown: dict[str, Any]) -> str:
+    text = b"".join(installation.client.logs(shown["id"], host=0)).decode()
     (line,) = {line.split("learnt ")[1] for line in text.splitlines() if "learnt " in line}
     return line
 
 
 @pytest.mark.long
 def test_a_host_that_no_program_can_start_on_takes_two_attempts_and_never_a_third(
-    world: World,
+    installation: Installation,
 ) -> None:
-    world.emulator("break", target=MACHINE, how="vfio")
+    installation.emulator("break", target=MACHINE, how="vfio")
     tried = []
     for _ in range(3):
-        shown = world.end(world.create("echo ran", zones=["local-a"]))
+        shown = installation.end(installation.create("echo ran", zones=["local-a"]))
         assert shown["status"] == "SUCCEEDED"
         assert shown["failures"] == 0
         tried.append(outcomes(shown).count("bad host"))
     assert sum(tried) == 2, tried
-    assert remembered(world)[MACHINE]["state"] == "excluded"
-    world.cloud_is_empty()
+    assert remembered(installation)[MACHINE]["state"] == "excluded"
+    installation.cloud_is_empty()

@@ -1,4 +1,4 @@
-"""The commands as they are typed: the installed `drumline` and `jobman`, one world behind them."""
+"""The installed commands `drumline` and `jobman`, as typed in a shell."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.world import World, a_world
+from tests.jobs.installation import Installation, temporary_installation
 
 BIN = Path(sys.executable).parent
 SUMMARY = {"id", "user", "name", "accelerator", "zone", "host0_ip", "status", "reason"}
@@ -30,15 +30,15 @@ class Said:
 
 
 class Shell:
-    """A user at a prompt, without a terminal."""
+    """A shell without a terminal."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, installation: Installation) -> None:
+        self.installation = installation
 
     def __call__(self, *words: str, command: str = "drumline", typed: str = "") -> Said:
         done = subprocess.run(
             [BIN / command, *words],
-            env=os.environ | {"DRUMLINE_HOME": str(self.world.home)},
+            env=os.environ | {"DRUMLINE_HOME": str(self.installation.home)},
             input=typed,
             capture_output=True,
             text=True,
@@ -48,40 +48,40 @@ class Shell:
         return Said(done.returncode, done.stdout, done.stderr)
 
     def create(self, run: str, **keys: Any) -> str:
-        path = self.world.write_job(run, **({"accelerator": "v4-8"} | keys))
-        made = self("create", str(path), "--json")
-        assert made.code == 0, made.err
-        return str(made.json["id"])
+        path = self.installation.write_job(run, **({"accelerator": "v4-8"} | keys))
+        new = self("create", str(path), "--json")
+        assert new.code == 0, new.err
+        return str(new.json["id"])
 
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    with a_world(tmp_path_factory.mktemp("town")) as made:
-        yield Shell(made)
+    with temporary_installation(tmp_path_factory.mktemp("shared")) as new:
+        yield Shell(new)
 
 
 @pytest.fixture(scope="module")
 def running(shell: Shell) -> str:
-    """A job of two hosts that runs until it is ended."""
+    """A job of two hosts that runs until it is cancelled."""
     job = shell.create("echo host $DRUMLINE_HOST is up; sleep 600", accelerator="v4-16")
-    shell.world.reaches(job, "RUNNING")
+    shell.installation.reaches(job, "RUNNING")
     return job
 
 
 def holds_nothing(shell: Shell, job: str) -> bool:
-    """Whether the cloud holds nothing for a job."""
-    resources = shell.world.emulator("resources")
+    """Return True if the cloud has no resource of a job."""
+    resources = shell.installation.emulator("resources")
     return not [one for one in [*resources["requests"], *resources["nodes"]] if one["job"] == job]
 
 
 def test_create_list_and_show_speak_json_with_the_keys_users_rely_on(shell: Shell) -> None:
-    path = shell.world.write_job("echo hello", accelerator="v4-8", name="greeting")
-    made = shell("create", str(path), "--json", "--set", "retry.failures=1")
-    assert made.code == 0
-    job = made.json["id"]
+    path = shell.installation.write_job("echo hello", accelerator="v4-8", name="greeting")
+    new = shell("create", str(path), "--json", "--set", "retry.failures=1")
+    assert new.code == 0
+    job = new.json["id"]
     assert len(job) == 6
     assert job.isdigit()
-    assert made.json["spec"]["retry"]["failures"] == 1
+    assert new.json["spec"]["retry"]["failures"] == 1
     assert shell("wait", job).code == 0
     [listed] = [one for one in shell("list", "--json").json if one["id"] == job]
     assert set(listed) >= SUMMARY
@@ -98,7 +98,7 @@ def test_create_list_and_show_speak_json_with_the_keys_users_rely_on(shell: Shel
 
 
 def test_list_finds_jobs_by_status_name_and_user(shell: Shell, running: str) -> None:
-    path = shell.world.write_job("exit 3", accelerator="v4-8", name="odd [1]")
+    path = shell.installation.write_job("exit 3", accelerator="v4-8", name="odd [1]")
     job = shell("create", str(path), "--json", "--set", "retry.failures=0").json["id"]
     assert shell("wait", job).code == 1
 
@@ -128,7 +128,7 @@ def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:
     assert f"timed out after 0.5 s; still running: {running}" in late.err
 
 
-def test_show_names_what_went_wrong_and_the_next_step(shell: Shell) -> None:
+def test_show_names_the_fault_and_the_next_step(shell: Shell) -> None:
     job = shell.create("echo almost; exit 3", retry={"failures": 0})
     shell("wait", job)
     result = shell("show", job)
@@ -139,7 +139,7 @@ def test_show_names_what_went_wrong_and_the_next_step(shell: Shell) -> None:
 
 
 def test_logs_of_one_host_or_of_all(shell: Shell, running: str) -> None:
-    shell.world.until(lambda: "host 1 is up" in shell("logs", running, "--host", "1").out)
+    shell.installation.until(lambda: "host 1 is up" in shell("logs", running, "--host", "1").out)
     assert "host 0 is up" in shell("logs", running).out
     together = shell("logs", running, "--host", "all").out.splitlines()
     assert {"[host 0] host 0 is up", "[host 1] host 1 is up"} <= set(together)
@@ -159,13 +159,13 @@ def test_exec_on_one_host_and_on_all(shell: Shell, running: str) -> None:
     assert shell("exec", running, "--host", "9", "--", "true").code == 2
 
 
-def test_exec_passes_on_what_is_piped_in_and_waits_for_no_more(shell: Shell, running: str) -> None:
+def test_exec_passes_on_piped_input_and_waits_for_no_more(shell: Shell, running: str) -> None:
     text = "line\n" * 100_000
     both = shell("exec", running, "--host", "all", "--", "wc -c", typed=text)
     assert sorted(both.out.splitlines()) == [f"[host {n}] {len(text)}" for n in (0, 1)]
-    # A command that reads nothing of a pipe that never ends.
+    # A command that never reads from an endless pipe.
     words = [str(BIN / "drumline"), "exec", running, "--", "echo", "done"]
-    environ = os.environ | {"DRUMLINE_HOME": str(shell.world.home)}
+    environ = os.environ | {"DRUMLINE_HOME": str(shell.installation.home)}
     with subprocess.Popen(
         words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as open_end:
@@ -180,7 +180,7 @@ def test_exec_passes_every_byte_both_ways(shell: Shell, running: str, tmp_path: 
     with (tmp_path / "sent").open("rb") as sent, (tmp_path / "got").open("wb") as got:
         subprocess.run(
             [BIN / "drumline", "exec", running, "--", "cat"],
-            env=os.environ | {"DRUMLINE_HOME": str(shell.world.home)},
+            env=os.environ | {"DRUMLINE_HOME": str(shell.installation.home)},
             stdin=sent,
             stdout=got,
             check=True,
@@ -190,12 +190,12 @@ def test_exec_passes_every_byte_both_ways(shell: Shell, running: str, tmp_path: 
 
 
 @pytest.mark.parametrize("fed", [False, True])
-def test_a_command_ends_with_whoever_asked_for_it(shell: Shell, running: str, fed: bool) -> None:
-    # An emulated host shows the processes of the whole machine, those of other tests too.
+def test_a_command_ends_with_its_caller(shell: Shell, running: str, fed: bool) -> None:
+    # An emulated host lists all processes of the machine, also those of other tests.
     marker = f"up-{os.getpid()}-{fed}"
-    # Its input is more than is on the way at once, and it reads none of it.
+    # The input is larger than the buffers, and the command reads none of it.
     words = [str(BIN / "drumline"), "exec", running, "--", f"yes {marker}"]
-    environ = os.environ | {"DRUMLINE_HOME": str(shell.world.home)}
+    environ = os.environ | {"DRUMLINE_HOME": str(shell.installation.home)}
     with (
         open("/dev/zero", "rb") as endless,
         subprocess.Popen(["/bin/cat"], stdin=endless, stdout=subprocess.PIPE) as source,
@@ -209,12 +209,14 @@ def test_a_command_ends_with_whoever_asked_for_it(shell: Shell, running: str, fe
         assert asking.stdout is not None
         assert source.stdout is not None
         source.stdout.close()
-        # It is told of at once, though it never ends.
+        # The error is reported at once, although the input never ends.
         assert asking.stdout.readline() == f"{marker}\n".encode()
         assert shell("exec", running, "--", f"pgrep -f '^[y]es {marker}'").code == 0
         asking.kill()
         source.kill()
-    shell.world.until(lambda: shell("exec", running, "--", f"pgrep -f '^[y]es {marker}'").code == 1)
+    shell.installation.until(
+        lambda: shell("exec", running, "--", f"pgrep -f '^[y]es {marker}'").code == 1
+    )
 
 
 @pytest.mark.skipif(shutil.which("scp") is None, reason="there is no scp command here")
@@ -241,21 +243,21 @@ def test_ssh_logs_in_to_the_host_that_was_named(shell: Shell, running: str) -> N
     result = shell("ssh", running, "--host", "1", typed="echo at $HOME; exit\n")
     assert result.code == 0, result.err
     [greeting] = [line for line in result.out.splitlines() if line.startswith("at ")]
-    name = shell.world.client.show(running)["slice"]["name"]
+    name = shell.installation.client.show(running)["slice"]["name"]
     assert greeting.endswith("/1")
     assert name in greeting
     assert shell("ssh", running, "--host", "5").code == 2
 
 
-def test_cancel_keeps_the_slice_and_says_so_resume_uses_it_delete_releases_it(
+def test_cancel_keeps_the_slice_resume_uses_it_and_delete_releases_it(
     shell: Shell,
 ) -> None:
     job = shell.create("echo on attempt $DRUMLINE_ATTEMPT; sleep 600", zones=["us-central2-b"])
-    shell.world.reaches(job, "RUNNING")
-    name = shell.world.client.show(job)["slice"]["name"]
+    shell.installation.reaches(job, "RUNNING")
+    name = shell.installation.client.show(job)["slice"]["name"]
     dry = shell("cancel", job, "--dry-run")
     assert "would stop the program" in dry.out
-    assert shell.world.status(job) == "RUNNING"
+    assert shell.installation.status(job) == "RUNNING"
     result = shell("cancel", job)
     assert result.code == 0
     assert "is kept for 60 min for a resume, which costs about $" in result.out
@@ -265,34 +267,34 @@ def test_cancel_keeps_the_slice_and_says_so_resume_uses_it_delete_releases_it(
     resumed = shell("resume", job)
     assert resumed.code == 0
     assert "on the slice kept in us-central2-b" in resumed.out
-    shell.world.until(lambda: "on attempt 2" in shell("logs", job).out)
-    assert shell.world.client.show(job)["slice"]["name"] == name
+    shell.installation.until(lambda: "on attempt 2" in shell("logs", job).out)
+    assert shell.installation.client.show(job)["slice"]["name"] == name
 
     refused = shell("delete", job)
     assert refused.code == 2
     assert "add --yes" in refused.err
-    assert shell.world.status(job) == "RUNNING"
+    assert shell.installation.status(job) == "RUNNING"
     assert shell("delete", job, "--yes").code == 0
     assert shell("wait", job).code == 1
-    shell.world.until(lambda: holds_nothing(shell, job))
+    shell.installation.until(lambda: holds_nothing(shell, job))
     assert "on attempt 2" in shell("logs", job).out
 
 
-def test_resume_reads_the_job_file_again_and_says_what_changed(shell: Shell) -> None:
-    path = shell.world.write_job("exit 3", accelerator="v4-8", retry={"failures": 0})
-    made = shell("create", str(path), "--json", "--set", "stop_grace=2")
-    job = made.json["id"]
+def test_resume_reads_the_job_file_again_and_lists_the_changes(shell: Shell) -> None:
+    path = shell.installation.write_job("exit 3", accelerator="v4-8", retry={"failures": 0})
+    new = shell("create", str(path), "--json", "--set", "stop_grace=2")
+    job = new.json["id"]
     assert shell("wait", job).code == 1
     path.write_text(path.read_text().replace("exit 3", "echo mended $GREETING"))
     planned = shell("resume", job, "--dry-run", "--set", "environment.GREETING=hello")
     assert planned.code == 0
     assert "run: exit 3 → echo mended $GREETING" in planned.out
-    assert shell.world.status(job) == "FAILED"
+    assert shell.installation.status(job) == "FAILED"
     path.write_text(path.read_text() + "chekpoint: gs://x/y\n")
     refused = shell("resume", job)
     assert refused.code == 2
     assert refused.err.splitlines()[-1] == "nothing was resumed"
-    assert shell.world.status(job) == "FAILED"
+    assert shell.installation.status(job) == "FAILED"
     path.write_text(path.read_text().replace("chekpoint: gs://x/y\n", ""))
     result = shell("resume", job, "--set", "environment.GREETING=hello")
     assert result.code == 0, result.err
@@ -308,7 +310,7 @@ def test_a_new_job_begins_with_the_checkpoints_of_another(shell: Shell) -> None:
     step = (
         'mkdir -p "$DRUMLINE_CHECKPOINT"; cd "$DRUMLINE_CHECKPOINT"; echo x >> steps; wc -l < steps'
     )
-    path = shell.world.write_job(
+    path = shell.installation.write_job(
         f"{step}; exit 3", accelerator="v4-8", checkpoint="gs://counts/runs", retry={"failures": 0}
     )
     first = shell("create", str(path), "--json").json["id"]
@@ -328,21 +330,21 @@ def test_a_new_job_begins_with_the_checkpoints_of_another(shell: Shell) -> None:
 
 def test_clean_removes_logs_and_record(shell: Shell) -> None:
     job = shell.create("echo to be forgotten; sleep 600")
-    shell.world.until(lambda: "to be forgotten" in shell("logs", job).out)
+    shell.installation.until(lambda: "to be forgotten" in shell("logs", job).out)
     assert shell("clean", job).code == 2
     done = shell("clean", job, "--yes")
     assert done.code == 0
     assert done.out == f"{job} and its logs are removed\n"
-    assert not (shell.world.home / "logs" / job).exists()
+    assert not (shell.installation.home / "logs" / job).exists()
     assert job not in {one["id"] for one in shell("list", "--all", "--json").json}
     assert shell("show", job).code == 2
-    shell.world.until(lambda: holds_nothing(shell, job))
+    shell.installation.until(lambda: holds_nothing(shell, job))
     assert int(shell.create("true")) > int(job), "its number is not given out again"
 
 
-def test_a_bad_job_file_leaves_nothing_behind(world: World) -> None:
-    shell = Shell(world)
-    path = world.write_job("true", zones=["us-central2"], chekpoint="gs://counts/x")
+def test_an_invalid_job_file_leaves_no_trace(installation: Installation) -> None:
+    shell = Shell(installation)
+    path = installation.write_job("true", zones=["us-central2"], chekpoint="gs://counts/x")
     result = shell("create", str(path))
     assert result.code == 2
     *problems, last = result.err.splitlines()
@@ -351,7 +353,7 @@ def test_a_bad_job_file_leaves_nothing_behind(world: World) -> None:
     assert any("did you mean checkpoint?" in line for line in problems)
     assert any("is a region" in line for line in problems)
     assert shell("list", "--all", "--json").json == []
-    assert world.resources() == []
+    assert installation.resources() == []
     assert shell("create", str(path.parent / "missing.yaml")).code == 2
 
 
@@ -372,19 +374,19 @@ def test_an_id_that_is_none_is_one_sentence_and_2(shell: Shell, words: tuple[str
 
 
 def test_jobman_knows_the_six_commands_of_the_slides(shell: Shell) -> None:
-    path = shell.world.write_job("sleep 600", accelerator="v4-8", name="slides")
-    made = shell("create", str(path), command="jobman")
-    assert made.code == 0
-    assert "slides" in made.out
+    path = shell.installation.write_job("sleep 600", accelerator="v4-8", name="slides")
+    new = shell("create", str(path), command="jobman")
+    assert new.code == 0
+    assert "slides" in new.out
     job = shell("list", "--json", command="jobman").json[-1]["id"]
-    shell.world.reaches(job, "RUNNING")
+    shell.installation.reaches(job, "RUNNING")
     head = shell("list", command="jobman").out.splitlines()[0]
     for column in ("JOB ID", "USER", "NAME", "ACCELERATOR", "ZONE", "HOST0 IP", "STATUS"):
         assert column in head
     assert shell("cancel", job, command="jobman").code == 0
     shell("wait", job)
     assert shell("resume", job, command="jobman").code == 0
-    shell.world.reaches(job, "RUNNING")
+    shell.installation.reaches(job, "RUNNING")
     assert shell("delete", job, "--yes", command="jobman").code == 0
     shell("wait", job)
     assert shell("clean", job, "--yes", command="jobman").code == 0
@@ -393,7 +395,7 @@ def test_jobman_knows_the_six_commands_of_the_slides(shell: Shell) -> None:
 
 def test_the_server_is_stopped_and_started_by_the_next_command(shell: Shell, running: str) -> None:
     status = shell("server", "status", "--json").json
-    assert status["home"] == str(shell.world.home)
+    assert status["home"] == str(shell.installation.home)
     assert shell("server", "stop").code == 0
     none = shell("server", "status")
     assert none.code == 1
@@ -401,19 +403,19 @@ def test_the_server_is_stopped_and_started_by_the_next_command(shell: Shell, run
     assert shell("server", "stop").code == 0
     shell("list")
     assert shell("server", "status", "--json").json["pid"] != status["pid"]
-    shell.world.until(lambda: shell("exec", running, "--", "echo still there").code == 0)
+    shell.installation.until(lambda: shell("exec", running, "--", "echo still there").code == 0)
     assert shell("show", running, "--json").json["attempts_made"] == 1
 
 
-def test_a_set_up_that_fails_says_where_and_its_time_is_its_own(shell: Shell) -> None:
-    path = shell.world.write_job(
+def test_a_failed_set_up_shows_its_line_and_has_its_own_time(shell: Shell) -> None:
+    path = shell.installation.write_job(
         "echo ran", accelerator="v4-8", setup="sleep 1\n", retry={"failures": 0}
     )
     result = shell("create", str(path), "--follow")
     assert result.code == 0
     [setup] = [line.split()[-2] for line in result.out.splitlines() if " setup " in line]
     assert float(setup) >= 0.9
-    path = shell.world.write_job(
+    path = shell.installation.write_job(
         "echo ran", accelerator="v4-8", setup="true\nls /nowhere\n", retry={"failures": 0}
     )
     failed = shell("create", str(path), "--follow")

@@ -1,28 +1,32 @@
-"""An emulator that was killed and started again: another port, another token, an empty cloud."""
+"""An emulator that was killed and restarted: new port, new token, empty cloud."""
 
 import os
 import signal
 import socket
 
 from drumline.cloud.emulator import launch
-from tests.jobs.world import World
+from tests.jobs.installation import Installation
 
 
-def test_a_job_goes_on_in_an_emulator_that_came_back_on_another_port(world: World) -> None:
-    job = world.count(20, accelerator="v4-8")
-    emulator = world.home / "emulator"
-    world.until(lambda: (world.saved(job) / "saved-0").exists(), what="the first step")
-    server = world.client.server_status()
+def test_a_job_continues_after_the_emulator_restarted_on_another_port(
+    installation: Installation,
+) -> None:
+    job = installation.count(20, accelerator="v4-8")
+    emulator = installation.home / "emulator"
+    installation.until(
+        lambda: (installation.saved(job) / "saved-0").exists(), what="the first step"
+    )
+    server = installation.client.server_status()
     before = launch.find(emulator)
     assert server is not None
     assert before is not None
     os.kill(before.pid, signal.SIGKILL)
-    world.until(lambda: launch.find(emulator) is None, what="the emulator to be gone")
-    # Somebody else has the port now, and is not to be shown the token.
+    installation.until(lambda: launch.find(emulator) is None, what="the emulator to be gone")
+    # Another process has the port now, and must not receive the token.
     port = int(before.url.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)) as stranger:
-        world.start_emulator()
-        shown = world.end(job)
+        installation.start_emulator()
+        shown = installation.end(job)
         stranger.setblocking(False)
         try:
             stranger.accept()[0].close()
@@ -32,7 +36,7 @@ def test_a_job_goes_on_in_an_emulator_that_came_back_on_another_port(world: Worl
             raise AssertionError("the server called where the emulator was")
     assert shown["status"] == "SUCCEEDED"
     assert shown["failures"] == 0
-    now = world.client.server_status()
+    now = installation.client.server_status()
     assert now is not None
     assert now["pid"] == server["pid"]
-    world.cloud_is_empty()
+    installation.cloud_is_empty()

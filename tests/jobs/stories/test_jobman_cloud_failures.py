@@ -1,4 +1,4 @@
-"""The failures of test_jobman_failures that need a cloud and hours: both are pretended here."""
+"""The failures of test_jobman_failures that need a simulated cloud and virtual time."""
 
 import asyncio
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_06_resume_of_a_queued_job_makes_no_burst_of_calls(tmp_path: Path) -> No
             assert answer["text"] == f"{job} is already WAITING"
             await asyncio.sleep(2)
         assert harness.cloud.count("ask", since) == 0
-        # Two calls a look, every 10 s.
+        # Two calls per poll, every 10 s.
         assert len([call for call in harness.cloud.calls if call.at >= since]) <= 4
         assert harness.status(job) == "WAITING"
 

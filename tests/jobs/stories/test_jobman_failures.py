@@ -1,7 +1,7 @@
-"""The twenty failures of the job manager our users come from, each shown not to happen here.
+"""Twenty failures of an earlier job manager that do not occur here.
 
-Where the story is about calls and time, cloud and clock are pretended; where it is about programs
-and hosts, the jobs run on the emulator. Those share one world and are created together.
+Cases about calls and time use a fake cloud and a virtual clock. Cases about programs and hosts run
+on the emulator; they share one installation and are created together.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tests.jobs.fakes import (
     ServerHarness,
     run_scenario,
 )
-from tests.jobs.world import World, a_world
+from tests.jobs.installation import Installation, temporary_installation
 
 COUNT_STARTS = 'mkdir -p "$DRUMLINE_CHECKPOINT"; echo start >> "$DRUMLINE_CHECKPOINT/starts"\n'
 
@@ -43,35 +43,36 @@ JOBS = {
 
 
 @pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with a_world(tmp_path_factory.mktemp("town")) as made:
-        yield made
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with temporary_installation(tmp_path_factory.mktemp("shared")) as new:
+        yield new
 
 
 @pytest.fixture(scope="module")
-def jobs(town: World) -> dict[str, str]:
-    """One job for each program above, all under way at once."""
+def jobs(shared: Installation) -> dict[str, str]:
+    """Create one job for each program above, all at the same time."""
     return {
-        name: town.create(
+        name: shared.create(
             run,
             accelerator="v4-8",
             retry={"failures": 0},
+            keep=0,
             checkpoint=f"gs://counts/{'-'.join(name.split())}".replace(",", ""),
         )
         for name, run in JOBS.items()
     }
 
 
-def starts(town: World, name: str, job: str) -> int:
-    """How often the program of a job was started."""
-    folder = town.client.show(job)["checkpoint"].removeprefix("gs://")
+def starts(shared: Installation, name: str, job: str) -> int:
+    """Return the number of starts of a job's program."""
+    folder = shared.client.show(job)["checkpoint"].removeprefix("gs://")
     assert folder.startswith(f"counts/{name}/")
-    path = town.home / "emulator" / "buckets" / folder / "starts"
+    path = shared.home / "emulator" / "buckets" / folder / "starts"
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def test_01_a_command_is_never_started_a_second_time_beside_the_first(
-    town: World, jobs: dict[str, str], tmp_path: Path
+    shared: Installation, jobs: dict[str, str], tmp_path: Path
 ) -> None:
     """A command running longer than 300 s is started a second time beside the first."""
 
@@ -88,68 +89,74 @@ def test_01_a_command_is_never_started_a_second_time_beside_the_first(
         assert harness.cloud.count("release") == 0
 
     run_scenario(tmp_path, an_afternoon)
-    # A running program that writes nothing for longer than the emulator's every limit on silence.
-    shown = town.end(jobs["long"])
+    # A running program that writes nothing for longer than every silence limit of the emulator.
+    shown = shared.end(jobs["long"])
     assert shown["status"] == "SUCCEEDED"
     assert shown["ended"] - shown["attempts"][0]["running"] > 8
-    assert starts(town, "long", jobs["long"]) == 1
+    assert starts(shared, "long", jobs["long"]) == 1
 
 
-def test_02_a_command_that_succeeded_is_not_run_again(town: World, jobs: dict[str, str]) -> None:
+def test_02_a_command_that_succeeded_is_not_run_again(
+    shared: Installation, jobs: dict[str, str]
+) -> None:
     """`loop` runs a command that succeeded again, for ever."""
     job = jobs["once"]
-    shown = town.end(job)
+    shown = shared.end(job)
     assert shown["status"] == "SUCCEEDED"
     assert len(shown["attempts"]) == 1
     with pytest.raises(Refused, match="has succeeded"):
-        town.client.resume(job)
-    town.kill_server()  # a new server is where it would begin again
-    town.client.list()
-    town.until(lambda: town.client.show(jobs["long"])["ended"] is not None)
-    assert starts(town, "once", job) == 1
-    assert town.status(job) == "SUCCEEDED"
+        shared.client.resume(job)
+    shared.kill_server()  # a new server must not start it again
+    shared.client.list()
+    shared.until(lambda: shared.client.show(jobs["long"])["ended"] is not None)
+    assert starts(shared, "once", job) == 1
+    assert shared.status(job) == "SUCCEEDED"
 
 
-def test_03_an_end_is_a_success_a_failure_or_a_cancel(town: World, jobs: dict[str, str]) -> None:
+def test_03_an_end_is_a_success_a_failure_or_a_cancel(
+    shared: Installation, jobs: dict[str, str]
+) -> None:
     """There is no succeeded and no failed state: every end reads "finished successfully"."""
-    waits = town.create("sleep 60", accelerator="v4-8")
-    town.client.delete(waits)
-    assert town.end(jobs["once"])["status"] == "SUCCEEDED"
-    assert town.end(jobs["exit 3"])["status"] == "FAILED"
-    assert town.end(waits)["status"] == "CANCELLED"
-    ends = [town.client.show(job)["events"][-1]["kind"] for job in (jobs["once"], waits)]
+    waits = shared.create("sleep 60", accelerator="v4-8")
+    shared.client.delete(waits)
+    assert shared.end(jobs["once"])["status"] == "SUCCEEDED"
+    assert shared.end(jobs["exit 3"])["status"] == "FAILED"
+    assert shared.end(waits)["status"] == "CANCELLED"
+    ends = [shared.client.show(job)["events"][-1]["kind"] for job in (jobs["once"], waits)]
     assert ends == ["succeeded", "cancelled"]
-    assert town.client.wait([jobs["once"], jobs["exit 3"]]) == {
+    assert shared.client.wait([jobs["once"], jobs["exit 3"]]) == {
         jobs["once"]: "SUCCEEDED",
         jobs["exit 3"]: "FAILED",
     }
 
 
-def test_10_a_run_of_several_lines_keeps_its_exit_code(town: World, jobs: dict[str, str]) -> None:
+def test_10_a_run_of_several_lines_keeps_its_exit_code(
+    shared: Installation, jobs: dict[str, str]
+) -> None:
     """A multi-line `run` loses its exit code, and the task reads completed."""
-    shown = town.end(jobs["several lines"])
+    shown = shared.end(jobs["several lines"])
     assert shown["status"] == "FAILED"
     assert shown["attempts"][0]["hosts"][0]["exit_code"] == 7
-    log = b"".join(town.client.logs(jobs["several lines"])).decode()
+    log = b"".join(shared.client.logs(jobs["several lines"])).decode()
     assert "must not be reached" not in log
-    shown = town.end(jobs["several lines, the last fails"])
+    shown = shared.end(jobs["several lines, the last fails"])
     assert shown["status"] == "FAILED"
     assert shown["attempts"][0]["hosts"][0]["exit_code"] == 9
 
 
 def test_11_no_phrase_in_the_log_overrides_the_exit_status(
-    town: World, jobs: dict[str, str]
+    shared: Installation, jobs: dict[str, str]
 ) -> None:
     """A phrase in the log overrides the exit status."""
-    assert town.end(jobs["says it failed"])["status"] == "SUCCEEDED"
-    shown = town.end(jobs["says it succeeded"])
+    assert shared.end(jobs["says it failed"])["status"] == "SUCCEEDED"
+    shown = shared.end(jobs["says it succeeded"])
     assert shown["status"] == "FAILED"
     assert shown["attempts"][0]["hosts"][0]["exit_code"] == 5
 
 
-def test_12_set_up_is_repeated_on_the_fresh_slice_after_a_preemption(town: World) -> None:
+def test_12_set_up_is_repeated_on_the_fresh_slice_after_a_preemption(shared: Installation) -> None:
     """Set-up is not repeated on the fresh VM after a preemption."""
-    job = town.create(
+    job = shared.create(
         'test -e "$HOME/installed" && echo "attempt $DRUMLINE_ATTEMPT is set up"\n'
         'if [ "$DRUMLINE_ATTEMPT" = 1 ]; then sleep 60; fi',
         setup='echo installing; touch "$HOME/installed"',
@@ -157,79 +164,81 @@ def test_12_set_up_is_repeated_on_the_fresh_slice_after_a_preemption(town: World
         retry={"failures": 0},
     )
     up = b"attempt 1 is set up"
-    town.until(lambda: b"".join(town.client.logs(job, host="all")).count(up) == 2)
-    town.emulator("preempt", target=job)
-    assert town.end(job)["status"] == "SUCCEEDED"
+    shared.until(lambda: b"".join(shared.client.logs(job, host="all")).count(up) == 2)
+    shared.emulator("preempt", target=job)
+    assert shared.end(job)["status"] == "SUCCEEDED"
     for host in (0, 1):
         for attempt in (1, 2):
-            log = b"".join(town.client.logs(job, host=host, attempt=attempt)).decode()
+            log = b"".join(shared.client.logs(job, host=host, attempt=attempt)).decode()
             assert log.count("installing") == 1
             assert f"attempt {attempt} is set up" in log
 
 
-def test_14_a_second_server_of_the_same_home_leaves_at_once_and_runs_nothing(town: World) -> None:
+def test_14_a_second_server_of_the_same_home_exits_at_once(
+    shared: Installation,
+) -> None:
     """Two users of one checkout run the same task twice."""
     run = COUNT_STARTS + "sleep 2"
-    job = town.create(run, accelerator="v4-8", checkpoint="gs://counts/twice")
-    first = town.client.server_status()
+    job = shared.create(run, accelerator="v4-8", checkpoint="gs://counts/twice")
+    first = shared.client.server_status()
     assert first is not None
     others = [
         subprocess.Popen(
             [sys.executable, "-m", "drumline.jobs.server"],
-            env={"DRUMLINE_HOME": str(town.home), "PATH": "/usr/bin:/bin"},
-            cwd=town.home,
+            env={"DRUMLINE_HOME": str(shared.home), "PATH": "/usr/bin:/bin"},
+            cwd=shared.home,
         )
         for _ in range(2)
     ]
     assert [other.wait(120) for other in others] == [0, 0]
-    now = town.client.server_status()
+    now = shared.client.server_status()
     assert now is not None
     assert now["pid"] == first["pid"]
-    assert town.end(job)["status"] == "SUCCEEDED"
-    assert starts(town, "twice", job) == 1
+    assert shared.end(job)["status"] == "SUCCEEDED"
+    assert starts(shared, "twice", job) == 1
 
 
 @pytest.mark.parametrize(("accelerator", "hosts"), [("v5p-16", 2), ("v5litepod-8", 1)])
 def test_15_hosts_are_counted_as_the_cloud_counts_them(
-    town: World, accelerator: str, hosts: int
+    shared: Installation, accelerator: str, hosts: int
 ) -> None:
     """Hosts are miscounted for v5p-16 and v5litepod-8."""
-    job = town.create(
+    job = shared.create(
         'echo "$DRUMLINE_HOST of $DRUMLINE_HOSTS"; until [ -e "$HOME/go" ]; do sleep 0.05; done',
         accelerator=accelerator,
     )
-    town.reaches(job, "RUNNING")
-    node = town.client.show(job)["slice"]["name"]
-    there = [host for host in town.emulator("resources")["hosts"] if host["node"] == node]
-    assert len(there) == len(town.client.hosts(job)) == hosts
-    town.client.exec(job, "touch ~/go", host="all")
-    assert town.end(job)["status"] == "SUCCEEDED"
-    outputs = [b"".join(town.client.logs(job, host=n)).decode().strip() for n in range(hosts)]
+    shared.reaches(job, "RUNNING")
+    node = shared.client.show(job)["slice"]["name"]
+    there = [host for host in shared.emulator("resources")["hosts"] if host["node"] == node]
+    assert len(there) == len(shared.client.hosts(job)) == hosts
+    shared.client.exec(job, "touch ~/go", host="all")
+    assert shared.end(job)["status"] == "SUCCEEDED"
+    outputs = [b"".join(shared.client.logs(job, host=n)).decode().strip() for n in range(hosts)]
     assert outputs == [f"{n} of {hosts}" for n in range(hosts)]
 
 
 def test_16_no_private_key_on_a_host_none_without_its_own_key_and_no_file_of_its_touched(
-    town: World, tmp_path: Path
+    shared: Installation, tmp_path: Path
 ) -> None:
     """Private keys are copied to every VM, host keys are not checked, the VM's SSH config is
     overwritten, values go into shells unquoted, tokens go to the logs."""
     setup = "mkdir -p ~/.ssh; test -e ~/.ssh/config || echo 'Host mine' > ~/.ssh/config"
-    job = town.create("sleep 60", setup=setup, accelerator="v4-16")
-    town.reaches(job, "RUNNING")
-    town.kill_server()  # so that every host is connected to and seen to once more
-    town.until(lambda: "RUNNING" in str(town.client.show(job)["attempts"][0]["hosts"]))
-    name = town.client.show(job)["slice"]["name"]
-    homes = list((town.home / "emulator" / "hosts").glob(f"{name}-*/*"))
+    job = shared.create("sleep 60", setup=setup, accelerator="v4-16")
+    shared.reaches(job, "RUNNING")
+    shared.kill_server()  # so that every host is connected and observed once more
+    shared.until(lambda: "RUNNING" in str(shared.client.show(job)["attempts"][0]["hosts"]))
+    name = shared.client.show(job)["slice"]["name"]
+    homes = list((shared.home / "emulator" / "hosts").glob(f"{name}-*/*"))
     assert len(homes) == 2
-    secret = (town.home / "ssh" / "id_ed25519").read_bytes().splitlines()[2]
+    secret = (shared.home / "ssh" / "id_ed25519").read_bytes().splitlines()[2]
     for home in homes:
         assert {path.name for path in (home / ".ssh").iterdir()} == {"config"}
         assert (home / ".ssh" / "config").read_text() == "Host mine\n"
         files = [path for path in home.rglob("*") if path.is_file()]
         assert len(files) > 5
         assert not [path for path in files if secret in path.read_bytes()]
-    assert secret not in (town.home / "server.log").read_bytes()
-    town.client.delete(job)
+    assert secret not in (shared.home / "server.log").read_bytes()
+    shared.client.delete(job)
 
     async def another_shows_up_at_its_address() -> None:
         async with asyncio.timeout(120), stand_in.Slice(tmp_path, 1) as slice_:
@@ -247,58 +256,58 @@ def test_16_no_private_key_on_a_host_none_without_its_own_key_and_no_file_of_its
     asyncio.run(another_shows_up_at_its_address())
 
 
-def test_18_parallel_creates_get_ids_and_slices_of_their_own(town: World) -> None:
+def test_18_parallel_creates_get_ids_and_slices_of_their_own(shared: Installation) -> None:
     """Two parallel creates take the same TPU name."""
-    town.emulator("capacity", zone="local-c", accelerator="v4-8", chips=0)
-    path = town.write_job("true", accelerator="v4-8", zones=["local-c"])
+    shared.emulator("capacity", zone="local-c", accelerator="v4-8", chips=0)
+    path = shared.write_job("true", accelerator="v4-8", zones=["local-c"])
     with ThreadPoolExecutor(6) as several:
-        created = list(several.map(lambda _: Client(town.home).create(path)["id"], range(6)))
+        created = list(several.map(lambda _: Client(shared.home).create(path)["id"], range(6)))
     assert len(set(created)) == 6
 
     def asked() -> list[str]:
-        requests = town.emulator("resources")["requests"]
+        requests = shared.emulator("resources")["requests"]
         return [one["name"] for one in requests if one["job"] in created]
 
-    town.until(lambda: len(asked()) == 6, what="six requests")
+    shared.until(lambda: len(asked()) == 6, what="six requests")
     assert len(set(asked())) == 6
-    town.client.delete(created)
-    town.until(lambda: not asked())
+    shared.client.delete(created)
+    shared.until(lambda: not asked())
 
 
-def test_19_list_answers_at_once_while_the_cloud_is_slow(town: World) -> None:
+def test_19_list_answers_at_once_while_the_cloud_is_slow(shared: Installation) -> None:
     """`list` holds a global lock through all its cloud calls."""
-    job = town.create("sleep 60", accelerator="v4-8")
-    town.reaches(job, "RUNNING")
-    town.client.list()
-    town.emulator("faults", delay=1.0, seconds=5.0)
-    before = town.emulator("status")["total"]
+    job = shared.create("sleep 60", accelerator="v4-8")
+    shared.reaches(job, "RUNNING")
+    shared.client.list()
+    shared.emulator("faults", delay=1.0, seconds=5.0)
+    before = shared.emulator("status")["total"]
     try:
-        # The deletion is a call that takes 5 s; so are the looks at the zone.
-        town.client.delete(job)
-        town.until(lambda: town.emulator("status")["total"] > before)
+        # The deletion takes 5 s, and so do the polls of the zone.
+        shared.client.delete(job)
+        shared.until(lambda: shared.emulator("status")["total"] > before)
         for _ in range(5):
             began = time.monotonic()
-            assert job in {one["id"] for one in town.client.list()}
-            town.client.show(job)
+            assert job in {one["id"] for one in shared.client.list()}
+            shared.client.show(job)
             assert time.monotonic() - began < 4.0, "it waited for the cloud"
     finally:
-        town.emulator("faults", clear=True)
-    town.end(job)
+        shared.emulator("faults", clear=True)
+    shared.end(job)
 
 
-def test_20_what_failed_leaves_its_last_words_after_the_slice_is_gone(
-    town: World, jobs: dict[str, str]
+def test_20_the_output_of_a_failed_program_outlives_its_slice(
+    shared: Installation, jobs: dict[str, str]
 ) -> None:
-    """The process that failed leaves no trace: its screen is gone with the session."""
+    """The failed process leaves no trace: its screen is gone with the session."""
     job = jobs["exit 3"]
-    shown = town.end(job)
-    town.until(
-        lambda: not [one for one in town.emulator("resources")["nodes"] if one["job"] == job]
+    shown = shared.end(job)
+    shared.until(
+        lambda: not [one for one in shared.emulator("resources")["nodes"] if one["job"] == job]
     )
     assert shown["slice"] is None
     assert "the last words" in shown["cause"]["tail"]
     assert "the last words" in shown["attempts"][0]["hosts"][0]["tail"]
-    assert b"the last words\n" in b"".join(town.client.logs(job))
-    town.client.stop_server()
-    assert town.client.show(job)["cause"] == shown["cause"]
-    assert b"the last words\n" in b"".join(town.client.logs(job))
+    assert b"the last words\n" in b"".join(shared.client.logs(job))
+    shared.client.stop_server()
+    assert shared.client.show(job)["cause"] == shown["cause"]
+    assert b"the last words\n" in b"".join(shared.client.logs(job))

@@ -1,4 +1,4 @@
-"""Quotes, spaces, `$(…)`, newlines and leading dashes arrive as they are, and run nothing."""
+"""Quotes, spaces, `$(…)`, newlines and leading dashes are passed unchanged and never executed."""
 
 import json
 import re
@@ -10,29 +10,29 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.spec import SpecError
-from tests.jobs.world import World, a_world
+from tests.jobs.installation import Installation, temporary_installation
 
 DRUMLINE = Path(sys.executable).parent / "drumline"
 CLOUD_NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with a_world(tmp_path_factory.mktemp("town")) as made:
-        yield made
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with temporary_installation(tmp_path_factory.mktemp("shared")) as new:
+        yield new
 
 
 @pytest.fixture
-def touch(tmp_path: Path, town: World) -> Iterator[str]:
-    """A command that must never run: wherever it did, it would leave a trace."""
+def touch(tmp_path: Path, shared: Installation) -> Iterator[str]:
+    """A command that must never run; it would create a file."""
     yield f"touch {tmp_path}/pwned pwned"
     assert not (tmp_path / "pwned").exists()
-    assert "pwned" not in {path.name for path in town.files()}
+    assert "pwned" not in {path.name for path in shared.files()}
     assert not Path("pwned").exists()
 
 
 def nasty(touch: str) -> list[str]:
-    """Text that is a command to whoever puts it into a shell unquoted."""
+    """Text that an unquoted shell would execute."""
     return [
         f"$({touch})",
         f"`{touch}`",
@@ -49,27 +49,29 @@ def nasty(touch: str) -> list[str]:
     ]
 
 
-def log(town: World, job: str) -> str:
-    return b"".join(town.client.logs(job)).decode()
+def log(shared: Installation, job: str) -> str:
+    return b"".join(shared.client.logs(job)).decode()
 
 
-def test_names_run_nothing_and_leave_the_clouds_names_valid(town: World, touch: str) -> None:
-    town.emulator("capacity", zone="local-c", accelerator="v4-8", chips=0)
+def test_names_are_never_executed_and_the_clouds_names_stay_valid(
+    shared: Installation, touch: str
+) -> None:
+    shared.emulator("capacity", zone="local-c", accelerator="v4-8", chips=0)
     names = nasty(touch)
-    jobs = {town.create("true", name=n, accelerator="v4-8", zones=["local-c"]): n for n in names}
+    jobs = {shared.create("true", name=n, accelerator="v4-8", zones=["local-c"]): n for n in names}
 
     def requests() -> list[dict[str, str]]:
-        return list(town.emulator("resources")["requests"])
+        return list(shared.emulator("resources")["requests"])
 
-    # As many as are asked for at once in one zone; the others wait here.
-    town.until(lambda: len(requests()) == 8, what="the requests")
+    # The server requests this many at once in one zone; the others wait.
+    shared.until(lambda: len(requests()) == 8, what="the requests")
     assert all(CLOUD_NAME.fullmatch(one["name"]) for one in requests())
     assert {one["job"] for one in requests()} <= set(jobs)
-    assert {job["id"]: job["name"] for job in town.client.list()} == jobs
+    assert {job["id"]: job["name"] for job in shared.client.list()} == jobs
     for words in (["list"], ["show", next(iter(jobs))], ["delete", "--dry-run", *jobs]):
         done = subprocess.run(
             [DRUMLINE, *words],
-            env={"DRUMLINE_HOME": str(town.home), "PATH": "/usr/bin:/bin"},
+            env={"DRUMLINE_HOME": str(shared.home), "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
             timeout=180,
@@ -77,14 +79,14 @@ def test_names_run_nothing_and_leave_the_clouds_names_valid(town: World, touch: 
         assert done.returncode == 0, done.stderr
         assert names[0] in done.stdout
     for job in jobs:
-        town.client.delete(job)
-    town.cloud_is_empty()
+        shared.client.delete(job)
+    shared.cloud_is_empty()
 
 
-def test_values_and_the_code_arrive_to_the_letter(town: World, touch: str) -> None:
+def test_values_and_the_code_arrive_to_the_letter(shared: Installation, touch: str) -> None:
     values = [*nasty(touch), f"two\nlines\n$({touch})\n", "", " ", "\t", "a\\nb", "'", '"']
     environment = {f"V{n}": value for n, value in enumerate(values)}
-    path = town.write_job(
+    path = shared.write_job(
         "python -c 'import json, os;"
         ' print(json.dumps({k: v for k, v in os.environ.items() if k[:1] == "V"}))\'\n'
         'ls -A > listing; python -c \'print(__import__("json").dumps(open("listing").read()))\'',
@@ -97,21 +99,21 @@ def test_values_and_the_code_arrive_to_the_letter(town: World, touch: str) -> No
     for name in files:
         (path.parent / name).write_text("x")
     folder = path.parent.rename(path.parent.with_name('it\'s $(id) ; `id` "x"'))
-    job = str(town.client.create(folder / path.name)["id"])
-    assert town.end(job)["status"] == "SUCCEEDED", log(town, job)
-    lines = log(town, job).splitlines()
+    job = str(shared.client.create(folder / path.name)["id"])
+    assert shared.end(job)["status"] == "SUCCEEDED", log(shared, job)
+    lines = log(shared, job).splitlines()
     assert f"set up: $({touch})" in lines
     assert "it's here" in lines
     *_, seen, listing = lines
     seen_values = {k: v for k, v in json.loads(seen).items() if k in environment}
     assert seen_values == environment
     assert set(files) < set(json.loads(listing).splitlines())
-    assert town.client.show(job)["spec"]["environment"] == environment
+    assert shared.client.show(job)["spec"]["environment"] == environment
 
 
-def test_places_and_commands_are_taken_to_the_letter(town: World, touch: str) -> None:
+def test_places_and_commands_are_taken_to_the_letter(shared: Installation, touch: str) -> None:
     inside = touch.replace("/", "_")
-    job = town.create(
+    job = shared.create(
         'echo "$DRUMLINE_CHECKPOINT"; mkdir -p "$DRUMLINE_CHECKPOINT"\n'
         'for d in ~/data*; do touch "$d/here"; done\n'
         'until [ -e "$HOME/go" ]; do sleep 0.05; done',
@@ -119,15 +121,17 @@ def test_places_and_commands_are_taken_to_the_letter(town: World, touch: str) ->
         mounts={f"~/data; {inside}": f"gs://counts/it's $({inside}) `{inside}`"},
         checkpoint=f"gs://counts/saved $({inside})",
     )
-    town.until(lambda: "saved" in log(town, job), what="the program")
-    buckets = town.home / "emulator" / "buckets" / "counts"
-    saved = Path(town.client.show(job)["checkpoint"]).name
+    shared.until(lambda: "saved" in log(shared, job), what="the program")
+    buckets = shared.home / "emulator" / "buckets" / "counts"
+    saved = Path(shared.client.show(job)["checkpoint"]).name
     assert (buckets / f"saved $({inside})" / saved).is_dir()
-    town.until(lambda: (buckets / f"it's $({inside}) `{inside}`" / "here").exists())
-    [result] = town.client.exec(job, ["printf", "%s|", f"$({touch})", "a  b", "it's", "two\nlines"])
+    shared.until(lambda: (buckets / f"it's $({inside}) `{inside}`" / "here").exists())
+    [result] = shared.client.exec(
+        job, ["printf", "%s|", f"$({touch})", "a  b", "it's", "two\nlines"]
+    )
     assert result["stdout"] == f"$({touch})|a  b|it's|two\nlines|"
-    town.client.exec(job, "touch ~/go")
-    assert town.end(job)["status"] == "SUCCEEDED"
+    shared.client.exec(job, "touch ~/go")
+    assert shared.end(job)["status"] == "SUCCEEDED"
 
 
 @pytest.mark.parametrize(
@@ -150,12 +154,12 @@ def test_places_and_commands_are_taken_to_the_letter(town: World, touch: str) ->
     ],
     ids=lambda keys: json.dumps(keys),
 )
-def test_what_cannot_be_meant_is_refused_in_one_sentence(
-    town: World, keys: dict[str, object]
+def test_invalid_values_are_rejected_in_one_sentence(
+    shared: Installation, keys: dict[str, object]
 ) -> None:
-    before = len(town.client.list(all=True))
-    path = town.write_job("true", **({"accelerator": "v4-8"} | keys))
+    before = len(shared.client.list(all=True))
+    path = shared.write_job("true", **({"accelerator": "v4-8"} | keys))
     with pytest.raises(SpecError) as refused:
-        town.client.create(path)
+        shared.client.create(path)
     assert len(str(refused.value).splitlines()) == 1
-    assert len(town.client.list(all=True)) == before
+    assert len(shared.client.list(all=True)) == before

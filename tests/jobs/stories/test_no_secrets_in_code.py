@@ -1,4 +1,4 @@
-"""A job whose folder is full of secrets: none of them reaches a host."""
+"""No secret in a job's folder reaches a host."""
 
 import os
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 from drumline.jobs import Refused
 from drumline.jobs.spec import SpecError
 from tests.hosts.packing_table import openssh_key, service_account
+from tests.jobs.installation import Installation
 from tests.jobs.stories.test_secrets import DRUMLINE, on_hosts
-from tests.jobs.world import World
 
 MARK = "planted-7f3a90c2e1"
 
@@ -42,35 +42,39 @@ def plant(folder: Path) -> None:
     (folder / "state" / "secrets" / "000001.json").write_text(MARK)
 
 
-def test_no_file_on_a_host_holds_a_planted_secret(world: World, tmp_path: Path) -> None:
+def test_no_file_on_a_host_holds_a_planted_secret(
+    installation: Installation, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
-    path = world.write_job(
+    path = installation.write_job(
         f'cat train.py; until [ -e "{gate}" ]; do sleep 0.05; done', checkpoint="out"
     )
     (path.parent / "train.py").write_text("# a file that is sent: sent-5ba1\n")
     plant(path.parent)
-    made = world.client.create(path)
-    job = str(made["id"])
-    assert {entry["path"] for entry in made["left_out"]} == {
+    new = installation.client.create(path)
+    job = str(new["id"])
+    assert {entry["path"] for entry in new["left_out"]} == {
         ".aws/", ".env", ".netrc", ".ssh/", "account.json", "ckpt/000004/", "deploy/key.txt",
         "keys/id_rsa", "lab.tfvars", "link", "out/", "private.txt", "state/",
     }  # fmt: skip
-    world.reaches(job, "RUNNING")
-    world.until(lambda: b"sent-5ba1" in b"".join(world.client.logs(job)), what="the program")
-    assert on_hosts(world, "sent-5ba1")
-    assert on_hosts(world, MARK) == []
+    installation.reaches(job, "RUNNING")
+    installation.until(
+        lambda: b"sent-5ba1" in b"".join(installation.client.logs(job)), what="the program"
+    )
+    assert on_hosts(installation, "sent-5ba1")
+    assert on_hosts(installation, MARK) == []
     gate.touch()
-    assert world.end(job)["status"] == "SUCCEEDED"
+    assert installation.end(job)["status"] == "SUCCEEDED"
 
 
 def test_a_job_file_in_the_home_folder_is_exit_code_2_and_nothing_is_created(
-    world: World, tmp_path: Path
+    installation: Installation, tmp_path: Path
 ) -> None:
     home = tmp_path / "user"
     home.mkdir()
     (home / "job.yaml").write_text("accelerator: v4-8\nrun: 'true'\n")
     (home / "notes.txt").write_text(MARK)
-    environment = os.environ | {"HOME": str(home), "DRUMLINE_HOME": str(world.home)}
+    environment = os.environ | {"HOME": str(home), "DRUMLINE_HOME": str(installation.home)}
     for words in (["--dry-run"], [], ["--json"], ["--set", "workdir=/"]):
         done = subprocess.run(
             [DRUMLINE, "create", str(home / "job.yaml"), *words],
@@ -79,8 +83,10 @@ def test_a_job_file_in_the_home_folder_is_exit_code_2_and_nothing_is_created(
         assert done.returncode == 2
         assert "put the job file in a folder of its own, or set workdir:" in done.stderr
         assert "Traceback" not in done.stderr
-    assert not (world.home / "code").exists() or not any((world.home / "code").iterdir())
+    assert not (installation.home / "code").exists() or not any(
+        (installation.home / "code").iterdir()
+    )
     with pytest.raises((SpecError, Refused), match="whole file system"):
-        world.client.create({"accelerator": "v4-8", "run": "true", "workdir": "/"})
-    assert world.client.list(all=True) == []
-    assert on_hosts(world, MARK) == []
+        installation.client.create({"accelerator": "v4-8", "run": "true", "workdir": "/"})
+    assert installation.client.list(all=True) == []
+    assert on_hosts(installation, MARK) == []

@@ -1,4 +1,4 @@
-"""Programs that tell their steps, on the emulator: taken, hung and gone on later."""
+"""Programs that report their steps, on the emulator: preempted, stuck and resumed."""
 
 import json
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.world import World, a_world
+from tests.jobs.installation import Installation, temporary_installation
 
-# Saves every second step and tells all it knows. What goes wrong on the way comes before each step.
+# Saves every second step and reports all metrics. The faults of a test run before each step.
 TRAINING = """
 import os, signal, sys, time
 from pathlib import Path
@@ -48,50 +48,52 @@ drumline.heartbeat(step=step, total=total, loss=1 / step, result="test accuracy 
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """One for all: nothing here is done to the world, only to a job's own slice."""
-    with a_world(tmp_path_factory.mktemp("trainings")) as made:
-        yield made
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """An installation for all tests, which affect only a job's own slice."""
+    with temporary_installation(tmp_path_factory.mktemp("trainings")) as new:
+        yield new
 
 
-def train(world: World, steps: int, trouble: str = "pass", **keys: Any) -> str:
-    file = world.write_job("python train.py", **{
+def train(installation: Installation, steps: int, trouble: str = "pass", **keys: Any) -> str:
+    file = installation.write_job("python train.py", **{
         "accelerator": "v4-8", "checkpoint": "gs://runs/here", "environment": {"STEPS": str(steps)},
     } | keys)  # fmt: skip
     (file.parent / "train.py").write_text(TRAINING.replace("{trouble}", trouble))
-    return str(world.client.create(file)["id"])
+    return str(installation.client.create(file)["id"])
 
 
-def step_of(world: World, job: str) -> float:
-    return float((world.client.show(job)["progress"] or {}).get("step", 0))
+def step_of(installation: Installation, job: str) -> float:
+    return float((installation.client.show(job)["progress"] or {}).get("step", 0))
 
 
-def test_one_that_hangs_is_started_again_and_finishes(world: World) -> None:
+def test_one_that_hangs_is_started_again_and_finishes(installation: Installation) -> None:
     hang = "(attempt == 1 and step == 3) and time.sleep(600)"
-    beating = train(world, 6, hang, stuck_after="3s")
+    beating = train(installation, 6, hang, stuck_after="3s")
     shell = """
         for step in 1 2 3; do echo "completed step: $step, loss: 0.$step"; sleep 0.2; done
         test $DRUMLINE_ATTEMPT = 2 || sleep 600
         """
     pattern = r"completed step: (?P<step>\d+), loss: (?P<loss>\S+)"
-    logging = world.create(shell, accelerator="v4-8", stuck_after="3s", progress=pattern)
+    logging = installation.create(shell, accelerator="v4-8", stuck_after="3s", progress=pattern)
     for job, step in ((beating, 3), (logging, 3)):
-        shown = world.end(job)
+        shown = installation.end(job)
         assert shown["status"] == "SUCCEEDED"
         assert [one["outcome"] for one in shown["attempts"]] == ["stuck", "succeeded"]
         assert shown["attempts"][0]["course"]["step"] == step
         assert (shown["failures"], shown["preemptions"]) == (1, 0)
         (text,) = [one["text"] for one in shown["events"] if one["kind"] == "stuck"]
         assert f"the last was step {step}; restarting" in text
-    assert world.client.show(logging)["progress"] == {"step": 3, "loss": 0.3}
-    world.cloud_is_empty()
+    assert installation.client.show(logging)["progress"] == {"step": 3, "loss": 0.3}
+    installation.cloud_is_empty()
 
 
-def test_a_taken_slice_is_told_with_its_step_and_the_curve_goes_on(world: World) -> None:
-    job = train(world, 24)
-    world.until(lambda: step_of(world, job) >= 9)
-    world.emulator("preempt", target=job)
-    shown = world.end(job)
+def test_a_preemption_is_shown_with_its_step_and_the_curve_continues(
+    installation: Installation,
+) -> None:
+    job = train(installation, 24)
+    installation.until(lambda: step_of(installation, job) >= 9)
+    installation.emulator("preempt", target=job)
+    shown = installation.end(job)
     assert shown["status"] == "SUCCEEDED"
     first, second = (one["course"] for one in shown["attempts"])
     prefix = f"slice preempted at step {first['step']:.0f}"
@@ -100,7 +102,7 @@ def test_a_taken_slice_is_told_with_its_step_and_the_curve_goes_on(world: World)
     progress = shown["progress"]
     assert (progress["step"], progress["result"]) == (24, "test accuracy 97.1 %")
     assert (progress["goodput"], progress["checkpoint"]) == (0.9, 24)
-    history = world.client.history(job)
+    history = installation.client.history(job)
     assert {point["attempt"] for point in history["points"]} == {1, 2}
     for point in history["points"]:
         assert json.dumps(point["metrics"]["loss"]) == json.dumps(1 / point["step"])
@@ -108,13 +110,13 @@ def test_a_taken_slice_is_told_with_its_step_and_the_curve_goes_on(world: World)
 
 
 def test_one_that_saves_on_notice_and_leaves_is_preempted_not_failed(tmp_path: Path) -> None:
-    with a_world(tmp_path) as world:
-        # As at Google, a host goes down later than its program, and sooner than it is given.
-        world.configure(patience={"shutdown": 30.0})
-        job = train(world, 24, retry={"failures": 0})
-        world.until(lambda: step_of(world, job) >= 5)
-        world.emulator("preempt", target=job, notice=4.0)
-        shown = world.end(job)
+    with temporary_installation(tmp_path) as installation:
+        # As on Google Cloud, a host shuts down after its program, and before the end of its notice.
+        installation.configure(patience={"shutdown": 30.0})
+        job = train(installation, 24, retry={"failures": 0})
+        installation.until(lambda: step_of(installation, job) >= 5)
+        installation.emulator("preempt", target=job, notice=4.0)
+        shown = installation.end(job)
     assert shown["status"] == "SUCCEEDED"
     assert [one["outcome"] for one in shown["attempts"]] == ["preempted", "succeeded"]
     assert (shown["preemptions"], shown["failures"], shown["steps_again"]) == (1, 0, 0)
@@ -122,9 +124,9 @@ def test_one_that_saves_on_notice_and_leaves_is_preempted_not_failed(tmp_path: P
     assert saved["checkpoint"] == saved["step"], "its last word was heard"
 
 
-def test_one_that_leaves_of_itself_goes_on_where_it_was(world: World) -> None:
-    job = train(world, 7, "step == 3 * attempt and leave()", retry={"failures": 0})
-    shown = world.end(job)
+def test_one_that_leaves_of_itself_goes_on_where_it_was(installation: Installation) -> None:
+    job = train(installation, 7, "step == 3 * attempt and leave()", retry={"failures": 0})
+    shown = installation.end(job)
     assert shown["status"] == "SUCCEEDED"
     assert [one["outcome"] for one in shown["attempts"]] == ["left", "left", "succeeded"]
     assert (shown["failures"], shown["preemptions"], shown["steps_again"]) == (0, 0, 0)

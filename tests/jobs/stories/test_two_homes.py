@@ -1,4 +1,4 @@
-"""Two homes with one place for checkpoints: each keeps its own, whatever happens to the other."""
+"""Two homes that share a checkpoint folder keep their checkpoints apart."""
 
 import os
 import re
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from drumline.train.checkpoints.files import COMMITTED
 from tests.buckets import StorageServer
+from tests.jobs.installation import Installation, temporary_installation
 from tests.jobs.stories.test_bad_chips import TRAINING, learnt, outcomes
-from tests.jobs.world import World, a_world
 
 SLOW = """
 import time
@@ -32,7 +33,7 @@ checkpoint = os.environ.get("DRUMLINE_CHECKPOINT")
 if checkpoint and "BUCKET" in os.environ:
     checkpoint = os.environ["BUCKET"] + "/" + os.path.basename(checkpoint)
 """
-"""On emulated hosts a bucket is a folder; with BUCKET the program goes to the real API."""
+"""On emulated hosts a bucket is a folder; with BUCKET the program uses the real API."""
 PROGRAM = (
     TRAINING.replace(
         "drumline.distributed.initialize()", SLOW + "drumline.distributed.initialize()"
@@ -42,31 +43,39 @@ PROGRAM = (
 )
 
 
-def train(world: World, seed: int, checkpoint: str | None, gate: Path, **more: str) -> str:
-    """Create a job whose program stops after 25 batches until the gate is there."""
+def train(
+    installation: Installation, seed: int, checkpoint: str | None, gate: Path, **more: str
+) -> str:
+    """Create a job whose program stops after 25 batches until the gate exists."""
     environment = {"SEED": str(seed), "GATE": str(gate)} | more
-    file = world.write_job(
+    file = installation.write_job(
         "python train.py", accelerator="v4-8", checkpoint=checkpoint, environment=environment
     )
     program = PROGRAM.replace('os.environ["DRUMLINE_CHECKPOINT"]', "checkpoint")
     (file.parent / "train.py").write_text(WHERE + program)
-    return str(world.client.create(file)["id"])
+    return str(installation.client.create(file)["id"])
 
 
-def taken_away(world: World, job: str, times: int) -> None:
-    """The cloud takes the slice, each time a little further in the training."""
+def taken_away(installation: Installation, job: str, times: int, shared: Path) -> None:
+    """Preempt the slice, each time a little further in the training."""
     for attempt in range(1, times + 1):
-        world.until(partial(_trains, world, job, attempt), what=f"attempt {attempt} to train")
-        world.emulator("preempt", target=job)
+        installation.until(
+            partial(_trains, installation, job, attempt, shared), what=f"attempt {attempt} to train"
+        )
+        installation.emulator("preempt", target=job)
 
 
-def _trains(world: World, job: str, attempt: int) -> bool:
-    shown: dict[str, Any] = world.client.show(job)
-    # An attempt that is taken away before it has saved starts again, and the gate stops it then.
-    saved = (shown["progress"] or {}).get("checkpoint") or 0
-    return (
-        shown["status"] == "RUNNING" and len(shown["attempts"]) == attempt and saved >= 10 * attempt
-    )
+def _trains(installation: Installation, job: str, attempt: int, shared: Path) -> bool:
+    """Return True if this attempt has saved.
+
+    An attempt that is taken away before would be repeated by the next one, and the gate would stop
+    that one too early.
+    """
+    shown: dict[str, Any] = installation.client.show(job)
+    folder = shared / Path(shown["checkpoint"]).name
+    steps = [float(path.parent.name) for path in folder.glob(f"*/{COMMITTED}")]
+    saved = max(steps, default=0) >= 10 * attempt
+    return shown["status"] == "RUNNING" and len(shown["attempts"]) == attempt and saved
 
 
 @pytest.mark.long
@@ -83,11 +92,14 @@ def test_two_homes_with_one_checkpoint_folder_do_not_touch_each_other(
         server: StorageServer = request.getfixturevalue("storage_server")
         shared = request.getfixturevalue("bucket_folder")
         more = {**client_environment(server.url), "BUCKET": f"gs://{shared.name}"}
-    with a_world(tmp_path / "ada") as ada, a_world(tmp_path / "bob") as bob:
+    with (
+        temporary_installation(tmp_path / "ada") as ada,
+        temporary_installation(tmp_path / "bob") as bob,
+    ):
         undisturbed = [ada.end(train(ada, seed, None, tmp_path)) for seed in (1, 2)]
         alone = [learnt(ada, shown) for shown in undisturbed]
         assert alone[0] != alone[1]
-        # So that both homes give the next job the same number.
+        # So that both homes assign the same number to the next job.
         for _ in alone:
             bob.end(bob.create("true"))
         homes = ((ada, 1), (bob, 2))
@@ -95,7 +107,7 @@ def test_two_homes_with_one_checkpoint_folder_do_not_touch_each_other(
         jobs = [train(home, seed, place, gate, **more) for home, seed in homes]
         assert jobs[0] == jobs[1]
         for (home, _), job in zip(homes, jobs, strict=True):
-            taken_away(home, job, 2)
+            taken_away(home, job, 2, shared)
         gate.touch()
         ended = [home.end(job) for (home, _), job in zip(homes, jobs, strict=True)]
         for (home, _), shown, expected in zip(homes, ended, alone, strict=True):

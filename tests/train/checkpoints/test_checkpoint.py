@@ -2,6 +2,7 @@
 
 # mypy: allow-untyped-calls
 
+import os
 import random
 import re
 import shutil
@@ -199,6 +200,17 @@ def test_steps_to_keep(steps: Iterable[int], last: int, every: int | None, stay:
 def test_a_run_keeps_the_last_checkpoints_and_those_at_multiples(tmp_path: Path) -> None:
     fit(toy(14, save_every=2, keep_last=2, keep_every=6), checkpoint=tmp_path)
     assert {path.name for path in tmp_path.iterdir() if path.name.isdigit()} == {"6", "12", "14"}
+
+
+def test_pruning_removes_a_link_and_nothing_that_it_leads_to(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    fit(toy(4, save_every=2, keep_last=2), checkpoint=folder)
+    (folder / "2").rename(outside)
+    (folder / "2").symlink_to(outside)
+    before = sorted(path.name for path in outside.iterdir())
+    fit(toy(10, save_every=2, keep_last=2), checkpoint=folder)
+    assert not os.path.lexists(folder / "2")
+    assert sorted(path.name for path in outside.iterdir()) == before
 
 
 @damaging

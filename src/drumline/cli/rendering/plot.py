@@ -131,7 +131,7 @@ def draw(history: History, metric: str | None) -> Drawing:
         curves=curves,
         interruptions=interruptions,
         rerun_steps=() if over_time else tuple(_rerun_steps(history["attempts"])),
-        notes=_notes(curves, interruptions, history.get("steps_again")),
+        notes=_notes(history["attempts"], history.get("steps_again")),
     )
 
 
@@ -180,14 +180,16 @@ def _rerun_steps(attempts: Sequence[Mapping[str, Any]]) -> Iterable[tuple[float,
         last_step = float(steps["step"])
 
 
-def _notes(
-    curves: Sequence[Curve], interruptions: Sequence[Interruption], steps_again: object
-) -> tuple[str, ...]:
-    """Return notes such as `3 attempts`, `2 preempted` and `11 steps repeated`."""
-    labels = [interruption.label for interruption in interruptions]
-    notes = [plural(len({curve.attempt for curve in curves}), "attempt")]
+def _notes(attempts: Sequence[Mapping[str, Any]], steps_again: object) -> tuple[str, ...]:
+    """Return notes such as `3 attempts`, `2 preempted` and `11 steps repeated`.
+
+    They count all attempts, as `show` does, also those that reported no step.
+    """
+    outcomes = [_INTERRUPTIONS.get(attempt.get("outcome") or "") for attempt in attempts]
+    labels = [label for label in outcomes if label]
+    notes = [plural(len(attempts), "attempt")]
     notes += [f"{labels.count(label)} {label}" for label in dict.fromkeys(labels)]
-    if is_number(steps_again) and interruptions:
+    if is_number(steps_again) and labels:
         notes.append(f"{plural(int(steps_again), 'step')} repeated")
     return tuple(notes)
 
@@ -284,7 +286,7 @@ def chart_lines(drawing: Drawing, columns: int, rows: int, colour: bool = False)
         edge = "┤" if label else "│"
         lines.append(f"{label:>{margin}}{edge}{canvas.row(row, interruptions, colour)}".rstrip())
     lines += _x_axis_lines(drawing, margin, canvas.columns)
-    if drawing.interruptions or len(drawing.curves) > 1:
+    if len(drawing.notes) > 1 or len(drawing.curves) > 1:
         marks = f"{_INTERRUPTION_MARK} " if drawing.interruptions else ""
         legend = marks + " · ".join(drawing.notes)
         legend += f" ({_RERUN_MARK})" if drawing.rerun_steps else ""

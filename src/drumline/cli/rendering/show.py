@@ -31,6 +31,7 @@ MAX_ATTEMPTS = 12
 MAX_TAIL_LINES = 10
 # A shorter pause between two attempts is the normal duration of a new request.
 MIN_PAUSE_SECONDS = 60.0
+MIN_AHEAD_SECONDS = 0.05
 
 
 def show_lines(job: Job, now: float, colour: bool = False) -> list[str]:
@@ -43,7 +44,7 @@ def show_lines(job: Job, now: float, colour: bool = False) -> list[str]:
         ("attempts", _attempt_lines(job, now)),
         ("lately", _event_lines(job, now)),
         ("cost", _cost_lines(job)),
-        ("slice", _slice_lines(job, now)),
+        ("slice", slice_lines(job, now)),
         ("held", _held_back_lines(job)),
         ("next", [next_steps(job)]),
     )
@@ -61,7 +62,7 @@ def headline(job: Job, colour: bool = False) -> str:
     parts = [f"{job['id']} {sanitize(job['name'])}", styled + outcome_suffix(job)]
     if status not in ENDED:
         at = format_progress(job.get("progress"))
-        parts += [f"step {at}" if at else "", status_note(job)]
+        parts += [f"step {at}" if at else "", status_note(job).replace(_cause_suffix(job), "")]
     elif status == "SUCCEEDED":
         parts += interruptions_and_reruns(job)
     return " · ".join(part for part in parts if part)
@@ -80,7 +81,8 @@ def outcome_suffix(job: Job) -> str:
         same = all(stages.get(outcome or "", last) == last for outcome in outcomes)
         suffix = f" of the {last}" if same else f", the last of the {last}"
         return f" after {plural(job['failures'], 'failure')}{suffix}"
-    return f": {sanitize(job['reason'])}" if job.get("reason") else ""
+    reason = sanitize(job.get("reason") or "").removesuffix(_cause_suffix(job))
+    return f": {reason}" if reason else ""
 
 
 def cause_lines(job: Job) -> list[str]:
@@ -93,17 +95,23 @@ def cause_lines(job: Job) -> list[str]:
         host = ""  # all hosts wait for each other, and none of them was first
     if host and (cause.get("hosts") or 1) > 1:
         host += f" of {cause['hosts']}, first to fail"
-        if cause.get("ahead_seconds"):
+        if (cause.get("ahead_seconds") or 0.0) >= MIN_AHEAD_SECONDS:
             host += f", {format_duration(cause['ahead_seconds'])} before the others"
     error = [sanitize(line) for line in str(cause.get("error") or "").splitlines()]
     tail = [sanitize(line) for line in cause.get("tail") or []][-MAX_TAIL_LINES:]
-    if len(tail) == 1 and tail == error:
-        tail = []
+    if tail and error and error[-1].endswith(tail[-1].strip()):
+        tail.pop()  # the error has this line already
     lines = [f"{host}:"] if host else []
     lines += error
     if tail:
         lines += ["its last lines:", *(f"  {line}" for line in tail)]
     return lines
+
+
+def _cause_suffix(job: Job) -> str:
+    """Return the end of a text that repeats the error under `cause`. No text ends in NUL."""
+    error = sanitize((job.get("cause") or {}).get("error") or "")
+    return f": {error}" if error else "\0"
 
 
 def _host_lines(job: Job) -> list[str]:
@@ -159,6 +167,7 @@ def _attempt_lines(job: Job, now: float) -> list[str]:
     if len(attempts) > MAX_ATTEMPTS:
         skipped = range(3, len(attempts) - (MAX_ATTEMPTS - 3))
     digits = len(str(len(attempts)))
+    cause, same_errors = _cause_suffix(job), 0
     zones = max((len(sanitize(attempt.get("zone") or DASH)) for attempt in attempts), default=0)
     for index, attempt in enumerate(attempts):
         if index in skipped:
@@ -172,6 +181,10 @@ def _attempt_lines(job: Job, now: float) -> list[str]:
         outcome = sanitize(attempt.get("outcome") or "in progress")
         detail = sanitize(attempt.get("detail") or "")
         text = detail if detail.startswith(outcome) else _join_detail(outcome, detail)
+        if text.endswith(cause):
+            # The section `cause` has this error, so it is not repeated for every attempt.
+            text = text.removesuffix(cause) + (" (same error)" if same_errors else "")
+            same_errors += 1
         if outcome == "stuck":
             is_last = index == len(attempts) - 1 and job["status"] in ENDED
             text = f"{_last_step(attempt, now)}: stuck, {'ended' if is_last else 'restarted'}"
@@ -237,13 +250,17 @@ def _cost_lines(job: Job) -> list[str]:
     return [text]
 
 
-def _slice_lines(job: Job, now: float) -> list[str]:
+def slice_lines(job: Job, now: float) -> list[str]:
+    """Return the slice of a job, with its cost."""
     tpu_slice = job.get("slice")
     if not tpu_slice:
         return ["released" if job.get("attempts") else "none yet"]
     facts = [f"{tpu_slice['name']} in {tpu_slice['zone']}", sanitize(tpu_slice.get("state") or "")]
     if tpu_slice.get("held_since"):
         facts.append(f"held for {format_duration(now - tpu_slice['held_since'])}")
+    if tpu_slice.get("kept_for") is not None:
+        until = format_time(now + tpu_slice["kept_for"], now)
+        facts.append(f"kept until {until} for a resume")
     if tpu_slice.get("per_hour"):
         facts.append(f"about {format_dollars(tpu_slice['per_hour'])} an hour")
     return [", ".join(fact for fact in facts if fact)]
@@ -272,7 +289,8 @@ def next_steps(job: Job) -> str:
             logs += f" --host {cause['host']}"
         if attempts:
             logs += f" --attempt {attempts[-1]['number']}"
-        return f"fix the job, then: drumline resume {job_id}        its logs: {logs}"
+        hint = f" · {delete} releases its slice" if job.get("chips_held") else ""
+        return f"fix the job, then: drumline resume {job_id}        its logs: {logs}{hint}"
     if status == "CANCELLED":
         hint = f" · {delete} releases its slice" if job.get("chips_held") else ""
         return f"drumline resume {job_id} restarts it{hint}"

@@ -57,10 +57,15 @@ COLOURS = {
 def list_lines(
     jobs: Sequence[Job], columns: int | None = None, colour: bool = False, rows: int | None = None
 ) -> list[str]:
-    """Return the table and its summary, limited to the columns and rows of a terminal."""
+    """Return the table and its summary, limited to the columns and rows of a terminal.
+
+    Active jobs come first, oldest first, and then the ended ones, newest first.
+    """
     if not jobs:
         return ["no jobs · create one: drumline create job.yaml · ended jobs: drumline list --all"]
-    visible = jobs if rows is None else jobs[: max(rows - 3, 1)]
+    active = [job for job in jobs if _is_active(job)]
+    ended = [job for job in reversed(jobs) if not _is_active(job)]
+    visible = [*active, *ended][: None if rows is None else max(rows - 3, 1)]
     headings, cells = HEADINGS, [_row(job) for job in visible]
     if columns is not None:
         headings, cells = _fit(cells, columns)
@@ -78,6 +83,11 @@ def list_lines(
         *([f"… and {hidden:,} more"] if hidden else []),
         total if columns is None else truncate(total, columns),
     ]
+
+
+def _is_active(job: Job) -> bool:
+    """Return True if a job has not ended, or has ended and still costs money."""
+    return job["status"] not in ENDED or bool(job.get("chips_held") or job.get("parked"))
 
 
 def _row(job: Job) -> list[str]:
@@ -176,9 +186,11 @@ def _format_mfu(progress: Mapping[str, Any] | None) -> str:
 
 def status_note(job: Job) -> str:
     """Return the note of a job: its reason, MFU, preemptions and failures."""
-    running = job["status"] == "RUNNING"
-    parts = [sanitize(job.get("reason") or ""), _format_mfu(job.get("progress")) if running else ""]
-    return " · ".join(part for part in [*parts, *interruptions(job)] if part)
+    reason = sanitize(job.get("reason") or "")
+    facts = [_format_mfu(job.get("progress"))] if job["status"] == "RUNNING" else []
+    # The reason of a failed job begins with the count that ended it.
+    facts += [count for count in interruptions(job) if not reason.startswith(count)]
+    return " · ".join(fact for fact in [reason, *facts] if fact)
 
 
 def interruptions(job: Job) -> list[str]:
@@ -197,6 +209,11 @@ def interruptions_and_reruns(job: Job) -> list[str]:
 
 
 # --- dry runs and confirmations
+
+
+def stops_program(job: Job) -> bool:
+    """Return True if the end of a job would stop a program, or its start on a slice."""
+    return job["status"] not in ENDED and bool(job.get("chips_held"))
 
 
 def describe_state(job: Job) -> str:

@@ -23,6 +23,7 @@ from typing import IO
 import uvicorn
 from starlette.applications import Starlette
 
+from drumline.cloud import serving
 from drumline.cloud.emulator.api import control, rest, storage
 from drumline.cloud.emulator.api.login import Login
 from drumline.cloud.emulator.config import EmulatorConfig, load
@@ -110,7 +111,7 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
-    listening.listen(512)
+    listening.listen(serving.BACKLOG)
 
     def stop() -> None:
         server.should_exit = True
@@ -153,7 +154,7 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
     idle_task = asyncio.create_task(idle_exit.wait_until_idle())
     idle_task.add_done_callback(lambda _: stop())
     try:
-        await server.serve(sockets=[listening])
+        await serving.serve(server, listening)
     finally:
         for task in (advance_task, idle_task, endpoint_task):
             task.cancel()

@@ -75,7 +75,13 @@ class GoogleCredentials:
                 or credentials.token == rejected
                 or self._expires_soon(credentials)
             ):
-                await asyncio.to_thread(_refresh, credentials)
+                try:
+                    await asyncio.to_thread(_refresh, credentials)
+                except CloudError as error:
+                    if error.code == UNAUTHENTICATED:
+                        # The next call reads the login again, which the user may have renewed.
+                        self._credentials = None
+                    raise
             if not isinstance(credentials.token, str):
                 raise CloudError(f"Google gave no access token: {LOGIN}", UNAUTHENTICATED)
             return credentials.token

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from drumline.cloud.google.permissions import role_of
 from drumline.observed import Fault, FaultKind, Refusal, Scope
 
 
@@ -74,6 +75,7 @@ _REJECTION = (
     r"(?:\bnot\b|n't\b|\bcannot\b).{0,60}?"
     r"\b(?:found|available|supported|offered|valid|permitted|allowed|enabled|used|exist|served)\b"
     r"|\bunsupported\b|\bunavailable\b|\binvalid\b|\bunknown\b|\bno such\b"
+    r"|\bno\b.{0,60}?\bfound\b|\bnot have an?\b"
 )
 _PLACE = (
     rf"\b(?:zone|location|region)\b|{_ZONE_NAME.pattern}"
@@ -96,7 +98,8 @@ _FIX_JOB = "correct the job file, then run `drumline resume`"
 RULES: tuple[Rule, ...] = (
     # --- The login
     _rule(
-        r"\binvalid_(?:grant|rapt|client)\b|reauth(?:entication)?\b.{0,20}(?:needed|required|error)"
+        r"\binvalid_(?:grant|rapt|client)\b|reauth(?:entication)?\b.{0,20}(?:needed|required|error|failed)"
+        r"|\bproblem refreshing your current auth"
         r"|reauth related error|ACCESS_TOKEN_(?:EXPIRED|TYPE_UNSUPPORTED)|CREDENTIALS_MISSING"
         r"|no Google credentials|Google credentials have expired"
         r"|(?:invalid|missing|required) authentication credential"
@@ -141,7 +144,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # --- Preemption
     _rule(
-        r"\bstate:? ?['\"]?PREEMPTED\b|\b(?:was|were|been|got|is|being) preempted\b"
+        r"\bstate['\"]?:? ?['\"]?PREEMPTED\b|\b(?:was|were|been|got|is|being) preempted\b"
         r"|\bpreempted (?:by|during|while|before)\b|compute\.instances\.preempted",
         FaultKind.PREEMPTED,
         Scope.ZONE,
@@ -152,7 +155,7 @@ RULES: tuple[Rule, ...] = (
         r"\b(?:no|not enough|not have|insufficient|lack(?:s|ing)?(?: of)?|out of|without)\b"
         r"(?: (?!quota)\w+){0,2} capacity\b|\binsufficientCapacity\b"
         r"|\bcapacity\b.{0,40}\b(?:not available|unavailable|exhausted|is full)\b"
-        r"|\bstock(?:ed)?[ _-]?out|RESOURCE_POOL_EXHAUSTED|RESOURCE_AVAILABILITY\b"
+        r"|stock(?:ed)?[ _-]?out|RESOURCE_POOL_EXHAUSTED|RESOURCE_AVAILABILITY\b"
         r"|\b(?:does|do|did) not have (?:enough|sufficient)(?: \w+){0,2} (?:resources|capacity)"
         r"|\b(?:not enough|insufficient|no|lack of)(?: (?!quota)\w+){0,2} resources\b"
         r"|\bno available (?:\w+ )?(?:resources|machines|slices|chips)\b"
@@ -167,7 +170,9 @@ RULES: tuple[Rule, ...] = (
         rf"QuotaFailure|QUOTA_EXCEEDED|\bquotaExceeded\b|\bquota\b(?!-).{{0,150}}"
         rf"\b(?:exhausted|exceeded|used up)\b|\binsufficient(?: \w+){{0,3}} quota\b"
         rf"|\bexceeds?\b.{{0,40}}\bquota\b|\bnot have enough quota\b|\bno quota\b"
-        r"|\bexceeds the allowed maximum\b"
+        r"|\bexceed(?:s|ed) the (?:allowed )?(?:maximum|limit)\b"
+        r"|\btoo many (?:pending |queued |active )?(?:resources|requests|nodes|slices|instances)"
+        r"|\b(?:limit|maximum)\b.{0,40}\breached\b"
         rf"|Quota {_QUOTED}[^'\"]*{_QUOTED} (?:exhausted|exceeded)",
         FaultKind.QUOTA,
         Scope.REGION,
@@ -196,9 +201,8 @@ RULES: tuple[Rule, ...] = (
         Scope.REQUEST,
         "Constraint constraints/compute.vmExternalIpAccess violated for project 7.",
         sentence="an organization policy forbids external addresses",
-        advice="ask an administrator to exempt the project from constraints/"
-        "compute.vmExternalIpAccess, or request slices without external addresses, "
-        "then run `drumline resume`",
+        advice="set `external_ip: false` in the job file, or ask an administrator to exempt the "
+        "project from constraints/compute.vmExternalIpAccess, then run `drumline resume`",
     ),
     _rule(
         r"\bconstraint\b.{0,20}constraints/|\bconstraints/[a-z]+\.\w+.{0,40}violated"
@@ -280,6 +284,7 @@ RULES: tuple[Rule, ...] = (
         r"Permission ['\"]?[\w.]+['\"]? denied\b|IAM_PERMISSION_DENIED|\bactAs\b"
         r"|\bact as (?:the |a )?service[ _]account|serviceAccountUser\b"
         r"|Required ['\"]?[a-z]+\.\w+\.\w+['\"]? permission|\bmissing (?:the )?permission"
+        r"|\bnot have permission to\b"
         r"|\b(?:lacks?|requires?|without|needs?)\b.{0,40}\bpermissions?\b"
         r"|\bnot have ['\"]?[a-z]+\.\w+\.\w+['\"]? (?:access|permission)",
         FaultKind.DENIED,
@@ -289,6 +294,7 @@ RULES: tuple[Rule, ...] = (
     # --- Another operation, or the same request before
     _rule(
         r"unable to queue the operation|RESOURCE_(?:NOT_READY|IN_USE)\b|\bresourceNotReady\b"
+        r"|\bis not ready\b"
         r"|\b(?:another|other|concurrent|pending) (?:operation|change|update)s?\b"
         r"|\bALREADY_EXISTS\b|\balready exists\b",
         FaultKind.CONFLICT,
@@ -303,7 +309,7 @@ RULES: tuple[Rule, ...] = (
         Scope.REQUEST,
         "A target reservation must be specified when the host project has at least one.",
         sentence="the request must name a reservation",
-        advice="name the reservation in the job file, then run `drumline resume`",
+        advice="set `reservation` in the job file, then run `drumline resume`",
     ),
     _rule(
         r"\breservations?\b.{0,200}(?:not (?:be )?found|not exist|not usable|expired|deleted|not"
@@ -322,6 +328,12 @@ RULES: tuple[Rule, ...] = (
         Scope.REQUEST,
         "Invalid nodeId: nodeId must be shorter than 64 characters",
         codes=frozenset({3}),
+    ),
+    _rule(
+        r"\bnot allowed to use the (?:machine|accelerator) type",
+        FaultKind.INVALID,
+        Scope.ZONE,
+        "This user agent is not allowed to use the machine type [ct5lp-hightpu-1t]",
     ),
     _rule(
         rf"\A(?s:(?=.*?(?:{_REJECTION}))(?=.*?(?:{_PLACE})))",
@@ -477,34 +489,6 @@ _ACT_AS = re.compile(r"\bactAs\b|\bact as\b|serviceAccountUser", re.IGNORECASE)
 _SERVICE = re.compile(r"\b(?!type\b|www\b)[a-z]{2,40}\.googleapis\.com\b")
 _CONSTRAINT = re.compile(r"\bconstraints/[\w.]+\w|\b(?:compute|iam|gcp|tpu)\.[a-z]+[A-Z]\w+")
 
-# The first pattern that matches a permission names the smallest predefined role that has it.
-_ROLES: tuple[tuple[str, str], ...] = (
-    (r"tpu\..*\.(?:get|list|getIamPolicy)", "roles/tpu.viewer"),
-    (r"tpu\.", "roles/tpu.admin"),
-    (r"iam\.serviceAccounts\.actAs", "roles/iam.serviceAccountUser"),
-    (r"iam\.serviceAccounts\.(?:get(?:AccessToken|OpenIdToken)|sign|implicit)",
-     "roles/iam.serviceAccountTokenCreator"),
-    (r"iam\.serviceAccounts\.(?:get|list)$", "roles/iam.serviceAccountViewer"),
-    (r"iam\.", "roles/iam.serviceAccountAdmin"),
-    (r"serviceusage\.services\.(?:enable|disable)", "roles/serviceusage.serviceUsageAdmin"),
-    (r"serviceusage\.", "roles/serviceusage.serviceUsageConsumer"),
-    (r"compute\.(?:sub)?networks\.use|compute\.addresses\.use", "roles/compute.networkUser"),
-    (r"compute\.firewalls\.(?:create|delete|update)", "roles/compute.securityAdmin"),
-    (r"compute\..*\.(?:get|list)", "roles/compute.viewer"),
-    (r"compute\.(?:instances|disks|projects\.setCommonInstanceMetadata)",
-     "roles/compute.instanceAdmin.v1"),
-    (r"compute\.", "roles/compute.admin"),
-    (r"storage\.objects\.(?:get|list)", "roles/storage.objectViewer"),
-    (r"storage\.objects\.", "roles/storage.objectUser"),
-    (r"storage\.", "roles/storage.admin"),
-    (r"resourcemanager\.projects\.get", "roles/browser"),
-    (r"cloudquotas\.", "roles/cloudquotas.viewer"),
-    (r"monitoring\.", "roles/monitoring.viewer"),
-    (r"logging\.", "roles/logging.logWriter"),
-    (r"artifactregistry\.", "roles/artifactregistry.reader"),
-    (r"secretmanager\.", "roles/secretmanager.secretAccessor"),
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class ErrorMeaning:
@@ -546,7 +530,7 @@ def explain(code: int | None, text: str, zone: str) -> ErrorMeaning:
     if permission and not (rule and rule.sentence):
         sentence = f"the permission {permission} is missing"
         sentence += " in {zone}" if fault.scope is Scope.ZONE else ""
-        advice = f"ask an administrator of the project for {_role(permission)}"
+        advice = f"ask an administrator of the project for {role_of(permission)}"
     service, constraint = _SERVICE.search(text), _CONSTRAINT.search(text)
     values = {
         "zone": zone,
@@ -575,11 +559,6 @@ def _permission(text: str) -> str:
         if match["name"].rpartition(".")[2] not in {"com", "org", "net", "io", "dev"}:
             return match["name"]
     return ""
-
-
-def _role(permission: str) -> str:
-    role = next((role for pattern, role in _ROLES if re.match(pattern, permission)), None)
-    return f"the role {role}" if role else "a role that has it"
 
 
 def _explain_quota(fault: Fault, zone: str, text: str) -> str:

@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 from drumline.cloud.google.errors import Rpc
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.google.responses import error_text
-from drumline.cloud.protocol import CloudError, DataDisk, PlacementRequest, SliceOptions
+from drumline.cloud.protocol import (
+    CloudError,
+    DataDisk,
+    OperationState,
+    PlacementRequest,
+    SliceOptions,
+)
 from drumline.observed import Endpoint
 
 _log = logging.getLogger(__name__)
@@ -118,6 +124,20 @@ def parse_rpc_error(error: object) -> RpcError | None:
     )
 
 
+def parse_operation(response: Mapping[str, Any]) -> OperationState:
+    """Parse a google.longrunning.Operation."""
+    error = parse_rpc_error(response.get("error"))
+    if error is not None:
+        return OperationState(True, CloudError(error.message, error.code))
+    return OperationState(response.get("done") is True)
+
+
+def operation_name(response: Mapping[str, Any]) -> str:
+    """Return the full name of an operation; empty if the response has none."""
+    name = _text(response.get("name"))
+    return name if "/operations/" in name else ""
+
+
 def parse_host_keys(response: Mapping[str, Any], hosts: int) -> list[str | None]:
     """Return the key of each host from its guest attributes.
 
@@ -195,7 +215,13 @@ def _parse_node(entry: Mapping[str, Any], zone: str, ssh_port: int | None) -> Li
         labels=_labels(entry),
         endpoints=_endpoints(_sequence(entry.get("networkEndpoints")), ssh_port),
         request=_short_name(entry.get("queuedResource")),
+        health=_text(entry.get("health")).removeprefix("HEALTH_UNSPECIFIED"),
+        in_maintenance=_is_in_maintenance(_mapping(entry.get("upcomingMaintenance"))),
     )
+
+
+def _is_in_maintenance(maintenance: Mapping[str, Any]) -> bool:
+    return _text(maintenance.get("maintenanceStatus")) == "ONGOING"
 
 
 def _endpoints(entries: Sequence[object], ssh_port: int | None) -> tuple[Endpoint, ...]:

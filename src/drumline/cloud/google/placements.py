@@ -55,6 +55,10 @@ class ListedNode:
     """The hosts in worker order."""
     request: str = ""
     """The queued resource of the node, if the API lists it."""
+    health: str = ""
+    """The API's name of its health, such as UNHEALTHY_MAINTENANCE."""
+    in_maintenance: bool = False
+    """True if the API lists a maintenance that is in progress."""
 
 
 # A node in these states runs no program any more. STOPPED and the HIDDEN states come from
@@ -63,6 +67,8 @@ _NODE_OFF = frozenset({"PREEMPTED", "TERMINATED", "STOPPED", "HIDDEN"})
 _NODE_ENDING = frozenset({"DELETING", "STOPPING", "HIDING"})
 _REQUEST_ENDING = frozenset({"SUSPENDING", "SUSPENDED", "DELETING"})
 _REQUEST_GRANTED = frozenset({"PROVISIONING", "ACTIVE"})
+# A request in these states may have nodes. One that is SUSPENDED or FAILED has none that run.
+_REQUEST_WITH_NODES = _REQUEST_GRANTED | {"SUSPENDING", "DELETING"}
 _UNEXPLAINED = Fault(FaultKind.UNKNOWN, Scope.ZONE)
 
 
@@ -105,8 +111,25 @@ def combine(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> Liste
         lost_reason=why_lost or "",
         refusal=None if why_lost is None or request is None else _refusal(request),
         being_deleted=source.state == "DELETING",
-        may_run=any(node.state not in _NODE_OFF for node in nodes),
+        may_run=_may_run(request, nodes),
+        maintenance=next(filter(None, map(_maintenance, nodes)), ""),
     )
+
+
+def _may_run(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> bool:
+    """Return True if a node may run a program, also one that the listing of nodes left out."""
+    if any(node.state not in _NODE_OFF for node in nodes):
+        return True
+    expected = len(request.nodes) or 1 if request else 0
+    has_nodes = request is not None and request.state in _REQUEST_WITH_NODES
+    return has_nodes and len(nodes) < expected
+
+
+def _maintenance(node: ListedNode) -> str:
+    """Return the reason why a node's hosts may be silent, if that is a maintenance."""
+    if "MAINTENANCE" in node.health:
+        return node.health
+    return "maintenance in progress" if node.in_maintenance else ""
 
 
 def _why_lost(request: ListedRequest | None, nodes: Sequence[ListedNode]) -> str | None:

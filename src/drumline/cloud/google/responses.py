@@ -22,6 +22,7 @@ _CODE_BY_HTTP = {
     401: Rpc.UNAUTHENTICATED,
     403: Rpc.PERMISSION_DENIED,
     404: Rpc.NOT_FOUND,
+    407: Rpc.UNAVAILABLE,  # a proxy that wants a login of its own
     408: Rpc.DEADLINE_EXCEEDED,
     409: Rpc.ABORTED,
     412: Rpc.FAILED_PRECONDITION,
@@ -103,20 +104,21 @@ def error_text(error: Mapping[str, Any]) -> str:
     return " ".join(text for text in texts if text)[:_MAX_MESSAGE_LENGTH]
 
 
-def parse_answer(text: str, http: int | None, status: str | None) -> tuple[int | None, str]:
+def parse_answer(text: str, http: int | None, status: str | None) -> tuple[int, str]:
     """Return the gRPC code and the text of an answer that a person has copied.
 
     It is a response, an operation or a queued resource in JSON, the output of a command, the page
     of a proxy, or a sentence. `http` and `status` are known if the person gave them. The code is
-    None if nothing tells it.
+    UNKNOWN if nothing tells it, and OK if the answer is JSON without an error.
     """
-    value = _parse_json(text.encode()) or _embedded_json(text)
+    value = _parse_json(text.encode())
+    is_json = isinstance(value, (dict, list))
+    value = value if is_json else _embedded_json(text)
     error = _error_object(value)
     if http is None:
         http = _http_code(error, text)
     if status is not None:
-        code: int | None = Rpc[status].value
-        return code, error_text(error) or _plain_text(text) or status
+        return Rpc[status].value, error_text(error) or _plain_text(text) or status
     if isinstance(error.get("code"), int) and 0 < error["code"] <= max(Rpc):
         return error["code"], error_text(error) or Rpc(error["code"]).name
     if http is not None and (error or not _STATUS_NAME.search(text)):
@@ -127,13 +129,17 @@ def parse_answer(text: str, http: int | None, status: str | None) -> tuple[int |
         response = parse_error(http, body, {}, datetime.min)
         return response.code, response.text
     if error:
-        return (_status_code(error) or None), error_text(error) or str(error.get("status", ""))
+        return _status_code(error) or Rpc.UNKNOWN.value, error_text(error) or str(
+            error.get("status", "")
+        )
     line = _plain_text(text)
     name = _STATUS_NAME.search(text)
     if name:
         return Rpc[name[0]].value, line
+    if is_json:
+        return OK, line
     number = _RPC_CODE.search(text)
-    return (int(number["code"]) if number else None), line
+    return (int(number["code"]) if number else Rpc.UNKNOWN.value), line
 
 
 def _plain_text(text: str) -> str:
@@ -143,6 +149,8 @@ def _plain_text(text: str) -> str:
     return " ".join(_COMMAND_PREFIX.sub("", text).split())[:_MAX_MESSAGE_LENGTH]
 
 
+OK = 0
+"""The code of google.rpc.Code without an error."""
 # The metadata of an ErrorInfo that its message may lack.
 _FACTS = ("permission", "quota_limit", "location")
 _MEANINGFUL_WITHOUT_BODY = frozenset({401, 403, 408, 409, 429})

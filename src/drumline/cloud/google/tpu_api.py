@@ -19,7 +19,7 @@ from drumline.cloud.google.credentials import Credentials
 from drumline.cloud.google.errors import Rpc, refusal
 from drumline.cloud.google.placements import ListedNode, ListedRequest
 from drumline.cloud.google.rest import CallLimits, Deadline, Dependencies, RestCall, RestClient
-from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.cloud.protocol import CloudError, OperationState, PlacementRequest
 from drumline.observed import ListedPlacement, Refusal
 
 GOOGLE = "https://tpu.googleapis.com"
@@ -69,6 +69,7 @@ class TpuApi:
         self._storage = storage_url.rstrip("/")
         self._resource_manager = resource_manager_url.rstrip("/")
         self._ssh_port = ssh_port
+        self._credentials = credentials
         self._client = RestClient(
             self._base,
             credentials,
@@ -104,8 +105,8 @@ class TpuApi:
         nodes = messages.parse_nodes(entries, zone, self._ssh_port)
         return placements.combine(request, nodes) if request or nodes else None
 
-    async def ask(self, request: PlacementRequest) -> None:
-        """Queue a request. If a request of that name exists, assume that it is this one."""
+    async def ask(self, request: PlacementRequest) -> str:
+        """Queue a request. Return the name of the operation that creates it."""
         call = RestCall(
             "POST",
             self._url(request.zone, "queuedResources"),
@@ -113,10 +114,22 @@ class TpuApi:
             body=messages.queued_resource(request, self._parent(request.zone)),
         )
         try:
-            await self._start_operation(call)
+            return await self._start_operation(call)
         except CloudError as error:
             if error.code != Rpc.ALREADY_EXISTS:
                 raise
+        return ""
+
+    async def operation(self, name: str) -> OperationState | None:
+        """Return the state of an operation, or None if the cloud does not know it."""
+        call = RestCall("GET", f"{self._base}/v2/{quote(name, safe='/')}")
+        try:
+            response = await self._client.send(call, self._client.deadline())
+        except CloudError as error:
+            if error.code == Rpc.NOT_FOUND:
+                return None
+            raise
+        return messages.parse_operation(response)
 
     async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
         """Delete a request and its nodes. A request that does not exist is no error."""
@@ -176,6 +189,11 @@ class TpuApi:
         """Classify an error of a call about a zone."""
         return refusal(error.code, str(error), zone)
 
+    async def check_login(self) -> None:
+        """Raise CloudError if there is no token for a call."""
+        if self._credentials is not None:
+            await self._credentials.token()
+
     async def bucket_location(self, bucket: str) -> str | None:
         """Return the location of a bucket, such as `US-CENTRAL2`, or None if it is not readable."""
         url = f"{self._storage}/storage/v1/b/{quote(bucket, safe='')}"
@@ -229,12 +247,13 @@ class TpuApi:
             )
         return page
 
-    async def _start_operation(self, call: RestCall) -> None:
-        """Start an operation. Raise CloudError if the response says that it has failed."""
+    async def _start_operation(self, call: RestCall) -> str:
+        """Start an operation and return its name. Raise CloudError if it has failed already."""
         response = await self._client.send(call, self._client.deadline())
-        error = messages.parse_rpc_error(response.get("error"))
+        error = messages.parse_operation(response).error
         if error is not None:
-            raise CloudError(error.message, error.code)
+            raise error
+        return messages.operation_name(response)
 
     async def _delete(self, call: RestCall) -> bool:
         """Delete a resource. Return False if it does not exist."""

@@ -122,6 +122,8 @@ class Node:
     """True if the folders of its hosts exist. A stopped node keeps its disks."""
     preempt_at: float | None = None
     """The time of its preemption, if it is decided."""
+    health: str = ""
+    """Its health as the API names it; empty if the API leaves it out."""
     gone_at: float = 0.0
     gone: bool = False
 

@@ -8,9 +8,10 @@ import os
 import signal
 import time
 
+from .chips import ChipMonitor
 from .code import unpack_archive
+from .containers import container_name, remove_container, signal_container
 from .environment import (
-    find_program,
     program_environment,
     read_program,
     working_copy,
@@ -19,18 +20,22 @@ from .environment import (
 )
 from .files import acquire_lock, read_json, remove, write_json
 from .first_error import FirstError
-from .log import GrowthRecorder, append_to_log, log_size
+from .log import GrowthRecorder, log_size
 from .machine import boot_id, free_chips, free_port, machine_identity
 from .processes import (
     POLL_SECONDS,
+    AdoptedOrphans,
+    adopt_orphans,
     attempt_processes,
     exec_program,
     exit_code,
     process_record,
     program_processes,
+    reap,
     run_detached,
     terminate,
 )
+from .remaining import end_remaining
 from .status import attempt_status, exit_record, has_waiter
 from .wire import FreePort, HostProgram, Prepare, PrepareResult, Start, receive_message, send
 
@@ -94,21 +99,28 @@ def run_and_wait(folder: str) -> None:
     script = write_script(folder, "run.sh", TRAP + str(started.get("before", "")) + program.run)
     command = [*program.wrap, "bash", "-eo", "pipefail", script]
     work = working_copy(program.work)
+    adopt_orphans()
+    waiter = process_record(os.getpid())
     child = os.fork()
     if child == 0:
         # The child records itself before it becomes the program: no program runs unrecorded.
-        write_json(process_record(os.getpid()), folder, "pid.json")
+        write_json(dict(process_record(os.getpid()), waiter=waiter), folder, "pid.json")
         exec_program(folder, command, environment, work)
     remove(folder, "secrets.json")
     first_error = FirstError(folder, started["log_from"])
+    container = container_name(folder)
+    chips = ChipMonitor(folder, started["log_from"], container)
     growth = GrowthRecorder(folder, started["log_from"])
+    orphans = AdoptedOrphans(folder, child)
     while True:
-        pid, wait_status = os.waitpid(child, os.WNOHANG)
+        wait_status = reap(child)
         ended_at = time.time()
         with contextlib.suppress(Exception):
             first_error.scan()
             growth.update()
-        if pid:
+            orphans.update()
+            chips.update()
+        if wait_status is not None:
             break
         time.sleep(POLL_SECONDS)
     code = exit_code(wait_status)
@@ -120,10 +132,13 @@ def run_and_wait(folder: str) -> None:
         while program_processes(folder) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         ended_at = time.time()
-    write_json(exit_record(folder, code, ended_at, first_error), folder, "exit.json")
-    remaining = terminate(lambda: program_processes(folder), grace=5)
-    if remaining:
-        append_to_log(folder, f"drumline: ended {remaining} process(es) the run left behind")
+    record = exit_record(folder, code, ended_at, first_error)
+    if code != 0 and not stopping:
+        with contextlib.suppress(Exception):
+            record.update(chips.after_failure())
+    # The exit is recorded last: a reader of the record may start the next attempt.
+    end_remaining(folder)
+    write_json(record, folder, "exit.json")
 
 
 def choose_port() -> None:
@@ -157,30 +172,11 @@ def stop_processes(folder: str, grace: float) -> None:
     """Stop all processes of an attempt and its container, independently of the connection."""
     container = container_name(folder)
     if container:
-        # The first process of a container ignores SIGTERM unless it handles it, so signal all.
-        run_docker("exec", container, "sh", "-c", "kill -TERM -1")
+        signal_container(container)
     terminate(functools.partial(attempt_processes, folder), grace)
     if container:
-        # A container is not a child of the agent: SIGKILL only ends the docker client.
-        run_docker("rm", "--force", container)
-    deadline = time.monotonic() + 5
+        remove_container(container)
+    # The waiter ends what is left of the program before it records the exit.
+    deadline = time.monotonic() + 15
     while has_waiter(folder) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS / 2)
-
-
-def run_docker(*arguments: str) -> None:
-    """Run docker and ignore a failure: the container may have ended."""
-    import shutil
-    import subprocess
-
-    command = [shutil.which("docker") or "docker", *arguments]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(command, check=False, capture_output=True, timeout=60)
-
-
-def container_name(folder: str) -> str:
-    """Return the name of the attempt's container, or an empty text without container."""
-    program = find_program(folder)
-    if program and any("docker run" in argument for argument in program.wrap):
-        return str(program.variables.get("DRUMLINE_CONTAINER", ""))
-    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -10,7 +11,7 @@ import stat
 
 TYPE_CHECKING = False  # avoids the import of typing in every call
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, BinaryIO
 
     Json = dict[str, Any]
 
@@ -18,19 +19,41 @@ if TYPE_CHECKING:
 ROOT = os.path.join(os.path.expanduser("~"), ".drumline")
 
 
+def open_file(*path: str) -> BinaryIO:
+    """Open a regular file for reading. Raise OSError for anything else.
+
+    The program writes some of the agent's files. A named pipe in place of a file must not block the
+    agent, and a device must not be opened.
+    """
+    name = os.path.join(*path)
+    if not stat.S_ISREG(os.stat(name).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", name)
+    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", name)
+    return open(descriptor, "rb")
+
+
 def read_json(*path: str) -> Json | None:
-    """Return the JSON object in a file, or None if there is none or it is incomplete."""
+    """Return the JSON object in a file, or None if there is none or it is invalid."""
     try:
-        # The program writes some of these files. A named pipe in place of a file must not block
-        # the agent, and a huge file is truncated, which makes it invalid.
-        descriptor = os.open(os.path.join(*path), os.O_RDONLY | os.O_NONBLOCK)
-        with open(descriptor, encoding="utf-8") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None
-            value = json.loads(file.read(1 << 20))
-    except (OSError, ValueError):
+        with open_file(*path) as file:
+            # A huge file is truncated, which makes it invalid.
+            value = json.loads(file.read(1 << 20).decode("utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def append(data: bytes, *path: str) -> None:
+    """Append to a regular file. Raise OSError for anything else."""
+    name = os.path.join(*path)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+    with open(os.open(name, flags, 0o600), "ab") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", name)
+        file.write(data)
 
 
 def write_json(value: Json, *path: str) -> None:
@@ -40,7 +63,18 @@ def write_json(value: Json, *path: str) -> None:
     draft = f"{final}.{os.getpid()}.draft"
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(value, file)
-    os.replace(draft, final)
+    try:
+        os.replace(draft, final)
+    except IsADirectoryError:
+        _remove_folder(final)
+        os.replace(draft, final)
+
+
+def _remove_folder(path: str) -> None:
+    """Remove a folder that the program has put in the place of a file of the agent."""
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def remove(*path: str) -> None:
@@ -55,7 +89,11 @@ def acquire_lock(path: str, shared: bool = False) -> int | None:
     The lock lasts until every copy of the descriptor is closed.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except IsADirectoryError:
+        _remove_folder(path)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:

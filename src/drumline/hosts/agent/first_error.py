@@ -13,8 +13,9 @@ TRACEBACK = b"Traceback (most recent call last)"
 
 # Texts that end a JAX program without a traceback, or give the cause of the traceback after them.
 FATAL = re.compile(
-    rb"Traceback \(most recent call last\)|^Fatal Python error|^F\d{4} \d\d:|open\(/dev/vfio"
-    rb"|Couldn.t open iommu group|Failed to initialize TPU system|TPU initialization failed"
+    rb"Traceback \(most recent call last\)|^Fatal Python error|^F\d{4} \d\d:"
+    rb"|open\(/dev/(?:vfio|accel)|Couldn.t open iommu group|Failed to initialize TPU system"
+    rb"|TPU initialization failed"
     rb"|No accelerator found|libtpu\.so already in use",
     re.MULTILINE,
 )

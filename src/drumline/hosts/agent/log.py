@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import time
+
+from .files import append, open_file
 
 TYPE_CHECKING = False  # avoids the import of typing in every call
 if TYPE_CHECKING:
@@ -20,21 +23,22 @@ TAIL_LINES = 20
 def log_size(folder: str) -> int:
     """Return the size of the log in bytes."""
     try:
-        return os.stat(os.path.join(folder, "log")).st_size
+        status = os.stat(os.path.join(folder, "log"))
     except OSError:
         return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def append_to_log(folder: str, text: str) -> None:
-    """Append a line of Drumline to the log of the attempt."""
-    with open(os.path.join(folder, "log"), "ab") as log:
-        log.write(text.encode() + b"\n")
+    """Append a line of Drumline to the log of the attempt, if the log is still a file."""
+    with contextlib.suppress(OSError):
+        append(text.encode() + b"\n", folder, "log")
 
 
 def read_log(folder: str, offset: int, size: int) -> bytes:
     """Return up to `size` bytes of the log from an offset."""
     try:
-        with open(os.path.join(folder, "log"), "rb") as log:
+        with open_file(folder, "log") as log:
             log.seek(offset)
             return log.read(size)
     except OSError:
@@ -54,8 +58,7 @@ class GrowthRecorder:
         """Record the time if the log has grown, at most once a second."""
         size, now = log_size(self.folder), time.time()
         if size > self.size and abs(now - self.recorded_at) >= 1:
-            with open(os.path.join(self.folder, "times"), "a") as times:
-                times.write(f"{self.size} {now:.2f}\n")
+            append(f"{self.size} {now:.2f}\n".encode(), self.folder, "times")
             self.recorded_at = now
         self.size = size
 
@@ -63,8 +66,9 @@ class GrowthRecorder:
 def growth_times(folder: str) -> Iterator[tuple[int, float]]:
     """Yield an end offset and the time at which the log was written up to it, in order."""
     written_at = 0.0
-    with contextlib.suppress(OSError), open(os.path.join(folder, "times")) as times:
-        for line in times:
+    with contextlib.suppress(OSError), open_file(folder, "times") as times:
+        # A line of a few bytes in each second.
+        for line in iter(lambda: times.readline(100), b""):
             with contextlib.suppress(ValueError):
                 offset, timestamp = line.split()
                 yield int(offset), written_at or float(timestamp)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import glob
 import os
 import socket
 import time
 
+from .chips import chips_error, holds_chip
+from .containers import end_container
 from .files import ROOT, remove
 from .processes import (
     POLL_SECONDS,
@@ -142,6 +143,7 @@ def free_chips(folder: str, timeout: float) -> str:
     deadline = time.monotonic() + timeout
     for attempt in glob.glob(os.path.join(ROOT, "jobs", "*", "*")):
         if attempt != folder:
+            end_container(attempt)
             terminate(functools.partial(attempt_processes, attempt), grace=3)
     devices = os.environ.get("DRUMLINE_DEV", "/dev")
     terminate(lambda: chip_holders(devices, folder), grace=3)
@@ -157,7 +159,7 @@ def free_chips(folder: str, timeout: float) -> str:
             with contextlib.suppress(OSError):
                 subprocess.run(command, check=False, capture_output=True, timeout=10)
     while True:
-        error = device_error(os.path.join(devices, "vfio", "0"))
+        error = chips_error(devices)
         if not error or time.monotonic() > deadline:
             return error
         # After its holder has ended, the kernel takes seconds to release a chip.
@@ -167,25 +169,11 @@ def free_chips(folder: str, timeout: float) -> str:
 def chip_holders(devices: str, folder: str) -> set[int]:
     """Return the processes of earlier attempts that hold a chip."""
     heartbeat = os.path.join(folder, "heartbeat.json").encode()
-    patterns = (os.path.join(devices, "accel"), os.path.join(devices, "vfio") + os.sep)
     pids = set()
     for pid in all_pids():
         environment = process_environment(pid)
         if b"DRUMLINE_JOB_ID=" not in environment or heartbeat in environment or pid == os.getpid():
             continue
-        with contextlib.suppress(OSError):
-            for descriptor in os.listdir(f"/proc/{pid}/fd"):
-                if os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith(patterns):
-                    pids.add(pid)
+        if holds_chip(pid, devices):
+            pids.add(pid)
     return pids
-
-
-def device_error(path: str) -> str:
-    """Return the error of opening the first chip; empty if it opens or does not exist."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return ""
-        return f"open(/dev/vfio/0): {os.strerror(error.errno or errno.EBUSY)}"
-    return ""

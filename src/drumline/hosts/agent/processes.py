@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from .files import read_json
+from .files import read_json, write_json
 from .log import append_to_log
 
 TYPE_CHECKING = False  # avoids the import of typing in every call
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.1
 KEEP_ALIVE_SECONDS = 2.0
 HAS_PROC = os.path.isdir("/proc/self")
+MAX_ORPHANS = 1000
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 # Listing -----------------------------------------------------------------------------------------
@@ -35,14 +37,14 @@ def all_pids() -> Iterator[int]:
                 yield int(name)
 
 
-def process_stat(pid: int) -> tuple[str, int, int, int] | None:
-    """Return state, group, session and start time of a process, or None if it has ended."""
+def process_stat(pid: int) -> tuple[str, int, int, int, int] | None:
+    """Return state, group, session, start time and parent of a process; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return fields[0].decode(), int(fields[2]), int(fields[3]), int(fields[19])
+    return fields[0].decode(), int(fields[2]), int(fields[3]), int(fields[19]), int(fields[1])
 
 
 def process_environment(pid: int) -> bytes:
@@ -78,6 +80,15 @@ def process_record(pid: int) -> Json:
     return {"pid": pid, "ticks": stat[3] if stat else None}
 
 
+def find_process(record: Json | None) -> int:
+    """Return the id of a recorded process, or 0 if another process has that id now."""
+    if not record or not isinstance(record.get("pid"), int):
+        return 0
+    pid, ticks = int(record["pid"]), record.get("ticks")
+    stat = process_stat(pid)
+    return 0 if stat is not None and ticks is not None and stat[3] != ticks else pid
+
+
 def attempt_processes(folder: str) -> set[int]:
     """Return all live processes of the attempt, including those of a set-up step."""
     return program_processes(folder) | program_processes(folder, "step.json")
@@ -86,28 +97,44 @@ def attempt_processes(folder: str) -> set[int]:
 def program_processes(folder: str, record: str = "pid.json") -> set[int]:
     """Return all live processes of the program whose leader is recorded in a file.
 
-    They are the leader's session and group, and every process with the attempt's environment. The
-    kernel does not reuse an id while it names a group or session, so the session belongs to the
-    program unless its leader is a later process with the same id.
+    They are the leader's session and group, every process with the attempt's environment, and all
+    descendants of the waiter and of the orphans that it has adopted. The kernel does not reuse an
+    id while it names a group or session, so the session belongs to the program unless its leader
+    is a later process with the same id.
     """
-    record_of_leader = read_json(folder, record)
-    leader = int(record_of_leader["pid"]) if record_of_leader else 0
-    if record_of_leader:
-        stat = process_stat(leader)
-        ticks = record_of_leader["ticks"]
-        if stat is not None and ticks is not None and stat[3] != ticks:
-            leader = 0
+    leader_record = read_json(folder, record)
+    leader = find_process(leader_record)
+    adopted = (read_json(folder, "adopted.json") or {}).get("processes")
+    roots = [find_process(process) for process in adopted or () if isinstance(process, dict)]
     variable = b"DRUMLINE_HEARTBEAT=" + os.path.join(folder, "heartbeat.json").encode() + b"\0"
-    pids = set()
+    stats = {}
     for pid in all_pids():
         stat = process_stat(pid)
-        if pid == os.getpid() or stat is None or stat[0] in "ZX":
-            continue
-        if (leader and leader in stat[1:3]) or variable in process_environment(pid):
-            pids.add(pid)
+        if stat is not None:
+            stats[pid] = stat
+    pids = {pid for pid in roots if pid}
+    pids |= {pid for pid, stat in stats.items() if leader and leader in stat[1:3]}
+    pids |= {pid for pid in stats.keys() - pids if variable in process_environment(pid)}
+    waiter = find_process((leader_record or {}).get("waiter"))
+    pids |= _descendants(stats, pids | {waiter} if waiter else pids)
+    alive = {pid for pid in pids if pid in stats and stats[pid][0] not in "ZX"}
     if leader and not HAS_PROC:
-        pids |= _group_id(leader)
-    return pids
+        alive |= _group_id(leader)
+    return alive - {os.getpid(), waiter}
+
+
+def _descendants(stats: dict[int, tuple[str, int, int, int, int]], roots: set[int]) -> set[int]:
+    """Return the children of these processes, their children, and so on."""
+    children: dict[int, list[int]] = {}
+    for pid, stat in stats.items():
+        children.setdefault(stat[4], []).append(pid)
+    descendants: set[int] = set()
+    remaining = [*roots]
+    while remaining:
+        new = set(children.get(remaining.pop(), ())) - descendants
+        descendants |= new
+        remaining += new
+    return descendants
 
 
 def session_processes(leader: int) -> set[int]:
@@ -153,6 +180,59 @@ def terminate(list_processes: Callable[[], set[int]], grace: float) -> int:
         send_signal(remaining, signal.SIGKILL)
         time.sleep(POLL_SECONDS / 2)
     return len(processes)
+
+
+# Children ----------------------------------------------------------------------------------------
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, so that none can escape.
+
+    A process that forks twice and begins a session would otherwise become a child of `init`.
+    """
+    with contextlib.suppress(Exception):  # not on a Mac, nor in a Python without ctypes
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+        prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap(leader: int) -> int | None:
+    """Reap every child that has ended. Return the leader's wait status if it is among them."""
+    leader_status = None
+    while True:
+        try:
+            pid, wait_status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return leader_status
+        if not pid:
+            return leader_status
+        if pid == leader:
+            leader_status = wait_status
+
+
+class AdoptedOrphans:
+    """Records the orphans that this process has adopted, for the case that it is killed."""
+
+    def __init__(self, folder: str, leader: int) -> None:
+        """`leader` is the child that this process has started itself."""
+        self._folder = folder
+        self._leader = leader
+        self._recorded: set[int] = set()
+
+    def update(self) -> None:
+        """Record the adopted processes if they have changed."""
+        try:
+            # One small file, so it can be read at each poll. This process has one thread.
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                children = {int(pid) for pid in file.read().split()} - {self._leader}
+        except OSError:
+            return
+        if children != self._recorded:
+            processes = [process_record(pid) for pid in sorted(children)[:MAX_ORPHANS]]
+            write_json({"processes": processes}, self._folder, "adopted.json")
+            self._recorded = children
 
 
 # Starting ----------------------------------------------------------------------------------------

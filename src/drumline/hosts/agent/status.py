@@ -10,10 +10,11 @@ import time
 from .environment import find_program, working_copy
 from .files import acquire_lock, read_json, write_json
 from .first_error import FirstError
-from .log import CHUNK_BYTES, growth_times, last_lines, log_size, read_log
+from .log import CHUNK_BYTES, TAIL_LINES, growth_times, last_lines, log_size, read_log
 from .machine import announced_shutdown, boot_id
-from .processes import KEEP_ALIVE_SECONDS, POLL_SECONDS, is_alive, process_stat
-from .wire import AttemptStatus, WatchLine, send
+from .processes import KEEP_ALIVE_SECONDS, POLL_SECONDS, find_process, is_alive
+from .remaining import end_remaining
+from .wire import AttemptStatus, WatchLine, bound_report, send
 
 TYPE_CHECKING = False  # avoids the import of typing in every call
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
+BURN_IN_FIELDS = ("verdict", "seconds", "said")
 WATCHED_FILES = (
     "program.json",
     "started.json",
@@ -41,36 +43,67 @@ def report_status(folder: str) -> None:
 
 def attempt_status(folder: str) -> AttemptStatus:
     """Return the status of the attempt, and record its exit if no waiter could."""
-    started = read_json(folder, "started.json")
+    started, heartbeat = read_json(folder, "started.json"), read_json(folder, "heartbeat.json")
     status = AttemptStatus(
         state="none",
         prepared=os.path.exists(os.path.join(folder, "program.json")),
         stopped=os.path.exists(os.path.join(folder, "stop.json")),
         going_down=announced_shutdown(),
-        heartbeat=read_json(folder, "heartbeat.json"),
+        heartbeat=heartbeat and bound_report(heartbeat),
     )
-    if started is None:
+    if started is None or not isinstance(started.get("at"), (int, float)):
         return status
     status.state = "running"
-    status.started_at, status.coordinator = started["at"], started.get("coordinator", "")
+    status.started_at, status.coordinator = started["at"], str(started.get("coordinator", ""))
     if started.get("before"):
         status.burnin = burn_in_report(folder)
-    record = read_json(folder, "exit.json")
+    record = read_exit(folder)
     if record is None and not has_waiter(folder) and not program_runs(folder):
-        record = read_json(folder, "exit.json")
-        if record is None and started["boot"] != boot_id():
+        record = read_exit(folder)
+        if record is None and started.get("boot") != boot_id():
             status.state = "lost"
             return status
         if record is None:
-            record = _record_unseen_exit(folder, started["log_from"])
+            record = _record_unseen_exit(folder, int(started.get("log_from", 0)))
     if record is not None:
         # The keys of the record, from this agent or an older one, are fields of the status.
         vars(status).update(record, state="exited")
     elif os.path.exists(os.path.join(folder, "error.json")):
         error = read_json(folder, "error.json") or {}
-        status.error = str(error.get("error", ""))
+        status.error = _reported_error(error)
         status.error_at = _time_or_default(error.get("at"), None)
     return status
+
+
+EXIT_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "exit_code": int,
+    "ended_at": (int, float),
+    "error": str,
+    "error_at": (int, float),
+    "tail": list,
+    "chip_holder": str,
+    "chip_error": str,
+    "location": str,
+}
+"""The fields of `exit.json`."""
+
+
+def read_exit(folder: str) -> Json | None:
+    """Return the valid fields of the recorded exit; None if there is no valid exit code.
+
+    The program can write to this folder, and the server rejects a status with other types.
+    """
+    record = read_json(folder, "exit.json") or {}
+    fields = {
+        name: record[name]
+        for name, kind in EXIT_FIELDS.items()
+        if isinstance(record.get(name), kind)
+    }
+    if "exit_code" not in fields:
+        return None
+    fields["error"] = fields.get("error", "")[:500]
+    fields["tail"] = [str(line)[:500] for line in fields.get("tail", ())[-TAIL_LINES:]]
+    return fields
 
 
 def _record_unseen_exit(folder: str, log_from: int) -> Json:
@@ -81,6 +114,7 @@ def _record_unseen_exit(folder: str, log_from: int) -> Json:
     if first_error.at is not None:
         first_error.at = ended_at
     record = exit_record(folder, None, ended_at or time.time(), first_error)
+    end_remaining(folder, grace=1)
     write_json(record, folder, "exit.json")
     return record
 
@@ -99,7 +133,7 @@ def exit_record(folder: str, code: int | None, ended_at: float, first_error: Fir
     elif os.path.exists(os.path.join(folder, "stop.json")):
         error, error_at = "stopped", ended_at
     elif reported:
-        error = str(reported.get("error", ""))
+        error = _reported_error(reported)
         error_at = _time_or_default(reported.get("at"), ended_at)
     elif code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         error, error_at = "killed (SIGKILL), most likely out of memory", ended_at
@@ -115,6 +149,12 @@ def exit_record(folder: str, code: int | None, ended_at: float, first_error: Fir
     return record
 
 
+def _reported_error(report: Json) -> str:
+    """Return the error that a program reported, or an empty text if it is not a text."""
+    error = report.get("error")
+    return error[:500] if isinstance(error, str) else ""
+
+
 def _time_or_default(value: Any, default: float | None) -> float | None:
     """Return a time that the program reported, or the default if it is not a number."""
     return value if isinstance(value, (int, float)) else default
@@ -128,7 +168,7 @@ def burn_in_report(folder: str) -> Json:
         # The file is replaced by a rename: if it is unreadable now, it stays unreadable.
         message = "chips were tested, but the report cannot be read"
         return {"verdict": "warn", "said": message} if exists else {"verdict": "running"}
-    return {name: report[name] for name in ("verdict", "seconds", "said") if name in report}
+    return bound_report({name: report[name] for name in BURN_IN_FIELDS if name in report})
 
 
 def has_waiter(folder: str) -> bool:
@@ -142,11 +182,8 @@ def has_waiter(folder: str) -> bool:
 
 def program_runs(folder: str) -> bool:
     """Return True if the program runs, with or without a waiter."""
-    leader = read_json(folder, "pid.json")
-    if leader is None or not is_alive(leader["pid"]):
-        return False
-    stat = process_stat(leader["pid"])
-    return stat is None or leader["ticks"] in (None, stat[3])
+    leader = find_process(read_json(folder, "pid.json"))
+    return leader != 0 and is_alive(leader)
 
 
 def watch(folder: str, offset: str) -> None:

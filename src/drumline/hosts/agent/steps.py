@@ -10,15 +10,17 @@ import signal
 import time
 
 from .environment import program_environment, read_program, working_copy, write_script
-from .files import ROOT, acquire_lock, read_json, remove, write_json
+from .files import ROOT, acquire_lock, open_file, read_json, remove, write_json
 from .log import GrowthRecorder, append_to_log, last_lines, log_size
 from .machine import boot_id
 from .processes import (
     KEEP_ALIVE_SECONDS,
     POLL_SECONDS,
+    adopt_orphans,
     exec_program,
     exit_code,
     process_record,
+    reap,
     run_detached,
 )
 from .transient import find_transient_error
@@ -106,16 +108,18 @@ def run_script(folder: str, step: SetUpStep) -> tuple[int, list[str], str]:
     script = write_script(folder, "step.sh", RECORD_FAILURE + step.script)
     failure_file = os.path.join(folder, "failed")
     remove(failure_file)
+    adopt_orphans()
+    waiter = process_record(os.getpid())
     child = os.fork()
     if child == 0:
-        write_json(process_record(os.getpid()), folder, "step.json")
+        write_json(dict(process_record(os.getpid()), waiter=waiter), folder, "step.json")
         command = ["bash", "-eo", "pipefail", script]
         environment = dict(program_environment(folder, program), DRUMLINE_FAILED=failure_file)
         exec_program(folder, command, environment, working_copy(program.work))
     while True:
-        pid, wait_status = os.waitpid(child, os.WNOHANG)
+        wait_status = reap(child)
         growth.update()
-        if pid:
+        if wait_status is not None:
             break
         time.sleep(POLL_SECONDS)
     remove(folder, "step.json")
@@ -139,8 +143,9 @@ def failed_command(failure_file: str, code: int, step: SetUpStep) -> str:
     is_user_step = step.name == "setup"
     name = "setup" if is_user_step else f"set-up of {step.name}"
     with contextlib.suppress(OSError, ValueError):
-        with open(failure_file, errors="replace") as file:
-            recorded_code, line, command = file.read(1000).strip().split(" ", 2)
+        with open_file(failure_file) as file:
+            text = file.read(1000).decode("utf-8", "replace")
+        recorded_code, line, command = text.strip().split(" ", 2)
         if int(recorded_code) != (128 - code if code < 0 else code):
             return name  # the script continued after this failure
         lines = step.script.splitlines()

@@ -146,6 +146,12 @@ class AttemptStatus(Message):
     burnin: dict[str, object] | None = None
     """The report of the burn-in before the program; None without burn-in."""
     log_size: int | None = None
+    chip_holder: str = ""
+    """The process of the program that held the chip which the program could not open."""
+    chip_error: str = ""
+    """The error of opening the chips after the program had failed and its processes were gone."""
+    location: str = ""
+    """The physical location of a chip that libtpu's own log blames."""
 
 
 class WatchLine(Message):
@@ -199,16 +205,20 @@ def encode(message: Message) -> str:
 
 def decode(line: str | bytes) -> Json:
     """Parse a JSON object. NaN, Infinity and numbers with too many digits become text."""
-    text = line if isinstance(line, str) else line.decode("utf-8", "replace")
-    try:
-        value = json.loads(line, parse_constant=str, parse_int=_parse_int)
-        if "\\u" in text:
-            value = _replace_surrogates(value)
-    except RecursionError:
-        raise ValueError("an object that is nested too deeply") from None
+    value = parse(line)
     if not isinstance(value, dict):
         raise ValueError("expected an object")
     return value
+
+
+def parse(line: str | bytes) -> Any:
+    """Parse any JSON value so that it can be stored and sent again. Raise ValueError."""
+    text = line if isinstance(line, str) else line.decode("utf-8", "replace")
+    try:
+        value = json.loads(line, parse_constant=str, parse_int=_parse_int)
+        return _replace_surrogates(value) if "\\u" in text else value
+    except RecursionError:
+        raise ValueError("an object that is nested too deeply") from None
 
 
 def _replace_surrogates(value: Any) -> Any:
@@ -227,6 +237,37 @@ def _parse_int(digits: str) -> int | str:
 
 
 _MAX_DIGITS = 40
+
+
+# Reports of programs -----------------------------------------------------------------------------
+
+RESERVED_METRICS = (
+    "step", "time", "total", "resumed", "checkpoint", "loss", "rate", "item", "mfu", "goodput",
+    "result",
+)  # fmt: skip
+"""The names that Drumline uses. They are kept even if a report has too many others."""
+MAX_REPORT_NAMES, MAX_REPORT_NAME, MAX_REPORT_TEXT = 128, 200, 2000
+"""The bounds of a report on its way from the host. The server keeps less (see heartbeats.py)."""
+
+
+def bound_report(report: Json) -> Json:
+    """Return a program's report with bounded names and values, and nested values as text."""
+    reserved = [name for name in RESERVED_METRICS if name in report]
+    others = [name for name in report if name not in RESERVED_METRICS]
+    bounded = {}
+    for name in (reserved + others)[:MAX_REPORT_NAMES]:
+        value = report[name]
+        if isinstance(value, (list, dict)):
+            try:
+                value = json.dumps(value)
+            except RecursionError:
+                value = "nested too deeply"
+        elif isinstance(value, int) and abs(value) >= 1 << 64:
+            value = float("inf") if value > 0 else float("-inf")
+        bounded[name[:MAX_REPORT_NAME]] = (
+            value[:MAX_REPORT_TEXT] if isinstance(value, str) else value
+        )
+    return bounded
 
 
 # The agent's side of a connection ---------------------------------------------------------------

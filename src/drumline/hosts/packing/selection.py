@@ -120,6 +120,8 @@ class Selection:
             finally:
                 if content is not None:
                     content.close()
+        if not os.path.isdir(self._root):
+            raise CodeError(f"code: {self._folder} was removed while it was packed")
         if not sent and any(entry.reason == OWNER_ONLY for entry in self._left_out.values()):
             raise CodeError(
                 f"code: every file in {self._folder} is readable by you alone and would be left "

@@ -328,6 +328,8 @@ class Cost:
     """True if the backward pass computes it again instead of keeping the first result."""
     compiler_seconds: float | None = None
     """The TPU compiler's own estimate, if it made one."""
+    operation: str = ""
+    """The kind of its largest operation, as in `coverage.MEASURED`."""
 
 
 def kernel_cost(kernel: Kernel, machine: Machine, scheduled: bool) -> Cost:

@@ -9,6 +9,7 @@ iterations of a loop run one after another.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -21,6 +22,12 @@ from drumline.inspect.collectives import (
     collective_axes,
     group_size,
     operand_shapes,
+)
+from drumline.inspect.cost.coverage import (
+    MAX_ITERATION_SECONDS,
+    MIN_ITERATIONS,
+    SMALL_STEPS,
+    operation_kind,
 )
 from drumline.inspect.cost.kernels import (
     FREE_OPCODES,
@@ -75,6 +82,12 @@ class TimelineEvent:
         """The duration."""
         return self.end - self.start
 
+    @property
+    def device_seconds(self) -> float:
+        """The time of the device: only the exposed time of a collective or a background copy."""
+        in_background = self.resource == COPIES or self.kind in COLLECTIVE_KINDS.values()
+        return self.exposed if in_background else self.seconds
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -92,6 +105,26 @@ class Timeline:
                 yield event, executions
             else:
                 yield from event.body.leaf_events(executions * event.trip_count)
+
+    def seconds_by_operation(self, executions: int = 1) -> dict[str, float]:
+        """Return the device time by kind of operation, and the exposed time of collectives."""
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for event in self.events:
+            body, count = event.body, event.trip_count
+            if body is None:
+                kind, duration = event.cost.operation or event.kind, event.device_seconds
+                seconds[kind] += duration * executions
+            elif event.kind == "loop" and _has_small_steps(body, count):
+                seconds[SMALL_STEPS] += event.seconds * executions
+            else:
+                for kind, duration in body.seconds_by_operation(executions * count).items():
+                    seconds[kind] += duration
+        return dict(seconds)
+
+
+def _has_small_steps(iteration: Timeline, count: int) -> bool:
+    many = count >= MIN_ITERATIONS or iteration.unknown_trip_count
+    return many and iteration.seconds < MAX_ITERATION_SECONDS
 
 
 @dataclass(frozen=True)
@@ -194,6 +227,8 @@ class TimelineSimulator:
         if primary.opcode in ("while", "conditional", "call"):
             return self._call_event(primary, computation)
         cost = kernel_cost(kernel, self.network.machine, self.scheduled)
+        operation = operation_kind(kernel.instructions, computation, self.module, kernel.scope)
+        cost = replace(cost, operation=operation)
         return TimelineEvent(
             kernel.name, cost.kind, DEVICE, 0.0, cost.seconds, primary.location, cost
         )

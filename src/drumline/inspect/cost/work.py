@@ -187,6 +187,14 @@ def _convolution(instruction: Instruction, computation: Computation) -> Matmul:
     return Matmul(1, max(1, outputs // max(1, features)), contraction, features, lhs.dtype)
 
 
+def convolves(instruction: Instruction, computation: Computation) -> bool:
+    """Return True for a convolution with a window, False for a matmul in the form of one."""
+    window = re.search(r"size=([\dx]+)", instruction.attributes.get("window", ""))
+    positions = prod(int(size) for size in window[1].split("x")) if window else 1
+    lhs = _operand_shapes(instruction, computation)[:1]
+    return positions > 1 and bool(lhs) and _window_overlap(instruction, lhs[0]) == 1.0
+
+
 def _window_overlap(instruction: Instruction, lhs: Shape) -> float:
     """Return the share of a convolution's window that covers input, or 1 if it is above a half.
 

@@ -7,11 +7,12 @@ heartbeat from the host again.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drumline.hosts.agent.wire import RESERVED_METRICS
 from drumline.hosts.log_segments import read_chunk, received_size
 from drumline.jobs.core.state import Event
 from drumline.jobs.core.steps import Steps, to_number, update_steps
@@ -30,8 +31,14 @@ second takes under 3,000 points."""
 END_FACTOR = 2
 """Factor by which the first and last points of attempts may be closer, to show the restarts."""
 MAX_METRICS = 64
-MAX_TEXT = 2000
-"""The most characters of a reported text, which is sent with every `list`."""
+"""The most names of an attempt's metrics beside those that Drumline uses itself."""
+MAX_NAME = 100
+MAX_TEXT, MAX_RESULT = 200, 2000
+"""The most characters of a reported text and of the `result`, which every `list` contains."""
+TOO_MANY_METRICS = (
+    f"metrics: the program reports more than {MAX_METRICS} different names, and those after them"
+    " are dropped; report steady names, without a step or a time in them"
+)
 SLOW_PATTERN = (
     "progress: the pattern takes too long on this program's log, so its steps are no longer read;"
     " simplify nested repeats and multiple .*"
@@ -155,7 +162,7 @@ class Heartbeats:
         self._current: dict[str, _CurrentAttempt] = {}
         self._histories: dict[str, _History] = {}
         self.warnings: dict[str, str] = {}
-        """The reason why the steps of a job are not read, by job."""
+        """The reason why some metrics of a job are not read, by job."""
 
     def progress(self, job_id: str) -> dict[str, Any] | None:
         """Return the newest metrics of a job, of this attempt or the last one with metrics."""
@@ -184,7 +191,10 @@ class Heartbeats:
         else:
             heartbeats = self._new_heartbeats(current, *first)
         for heartbeat in heartbeats:
-            self._add(job_id, current, clean(heartbeat))
+            cleaned = clean(heartbeat, current.metrics)
+            if len(cleaned) < len(heartbeat):
+                self._warn(job_id, TOO_MANY_METRICS)
+            self._add(job_id, current, cleaned)
 
     def _begin_attempt(self, job_id: str, attempt: int, pattern: str | None) -> _CurrentAttempt:
         steps = self._store.metrics.steps(job_id, attempt)
@@ -202,10 +212,17 @@ class Heartbeats:
         except TooSlow:
             # Not repeated in this attempt, because each try blocks every other job.
             current.log_reader = None
-            if job_id not in self.warnings:
-                self._store.add_event(job_id, Event("warning", SLOW_PATTERN), self._clock())
-            self.warnings[job_id] = SLOW_PATTERN
+            self._warn(job_id, SLOW_PATTERN)
             return []
+
+    def _warn(self, job_id: str, text: str) -> None:
+        """Show a warning with the job, and add it to its events once."""
+        if self.warnings.get(job_id) == text:
+            return
+        self.warnings[job_id] = text
+        # An earlier server may have added it.
+        if all(event["text"] != text for event in self._store.events(job_id)):
+            self._store.add_event(job_id, Event("warning", text), self._clock())
 
     def _new_heartbeats(
         self, current: _CurrentAttempt, host: int, heartbeat: dict[str, Any]
@@ -316,18 +333,33 @@ def first_heartbeat(reports: Sequence[HostReport]) -> tuple[int, dict[str, Any]]
     return None
 
 
-def clean(heartbeat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a heartbeat that can be saved and sent: no nan, limited sizes."""
-    items = [*heartbeat.items()][:MAX_METRICS]
-    return {str(name)[:100]: _clean_value(value) for name, value in items}
+def clean(heartbeat: Mapping[str, Any], names: Collection[str] = ()) -> dict[str, Any]:
+    """Return a heartbeat that can be saved and sent: no nan, limited sizes.
+
+    `names` are those of earlier heartbeats, which are kept. A program that puts the step into its
+    names would otherwise fill the database.
+    """
+    capacity = MAX_METRICS - sum(name not in RESERVED_METRICS for name in names)
+    result = {}
+    for full_name, value in heartbeat.items():
+        name = str(full_name)[:MAX_NAME]
+        if name not in names and name not in result and name not in RESERVED_METRICS:
+            if capacity <= 0:
+                continue
+            capacity -= 1
+        result[name] = _clean_value(value, MAX_RESULT if name == "result" else MAX_TEXT)
+    return result
 
 
-def _clean_value(value: object) -> object:
+def _clean_value(value: object, max_text: int) -> object:
     if value is None or isinstance(value, bool) or to_number(value) is not None:
         return value
     if isinstance(value, int):
         return "a number beyond all figures"  # Python may refuse to format so many digits
-    return str(value)[:MAX_TEXT]
+    try:
+        return str(value)[:max_text]
+    except RecursionError:
+        return "nested too deeply"
 
 
 def plottable_metrics(heartbeat: Mapping[str, object]) -> dict[str, float]:

@@ -2,15 +2,16 @@
 
 A poll that fails only sets `errors`, which explains why the last observations grow old, and the
 next poll backs off. A slice that a listing leaves out is looked up by name before it counts as
-gone, because listings lag, and their pages shift while others delete resources.
+gone, because listings lag, and their pages shift while others delete resources. A slice whose
+creation was accepted may never appear: then the operation that creates it has the reason.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from drumline.cloud.protocol import Cloud, CloudError
 from drumline.jobs.core.state import Placement, PlacementObservation
-from drumline.observed import ListedPlacement
+from drumline.observed import ListedPlacement, Refusal
 
 SHORTEST_PAUSE = 0.2
 """The shortest pause between two polls when a host reports news, as a part of the interval."""
@@ -18,6 +19,8 @@ LONGEST_BACKOFF = 6.0
 """The longest pause between two polls of a zone that fail, in intervals."""
 LOOKUP_LIMIT = 20
 """The most lookups by name in one poll. If a listing lost hundreds, the next poll continues."""
+OPERATION_LIMIT = 2
+"""The most create operations read in one poll, which lists the zone with two calls itself."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,22 @@ class ZonePoll:
     """The placements that exist in the zone, by name."""
     unknown: frozenset[str] = frozenset()
     """Names that the listing left out and that could not be looked up."""
+    creating: frozenset[str] = frozenset()
+    """Names that the cloud does not have, because their create operation is in progress."""
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
+    """The errors of create operations, by the name of the placement that does not exist."""
 
     def is_gone(self, name: str) -> bool:
-        """Return True if neither the listing nor a lookup has this name."""
-        return name not in self.placements and name not in self.unknown
+        """Return True if neither the listing nor a lookup has this name, nor will have it soon."""
+        return not (name in self.placements or name in self.unknown or name in self.creating)
+
+
+@dataclass(frozen=True)
+class _OperationRead:
+    """The first read of a create operation, and the time of the next one."""
+
+    first_at: float
+    due_at: float
 
 
 @dataclass
@@ -44,6 +59,8 @@ class ZonePolls:
     cloud: Cloud
     interval: float
     clock: Callable[[], float]
+    visible: float = 0.0
+    """Seconds after the cloud accepted a request in which it may not show it yet."""
     errors: dict[str, str] = field(default_factory=dict)
     """The reason why the last poll failed, by zone."""
     _newest: dict[str, ZonePoll] = field(default_factory=dict)
@@ -54,6 +71,8 @@ class ZonePolls:
     _due_at: dict[str, float] = field(default_factory=dict)
     _accepted_at: dict[str, float] = field(default_factory=dict)
     """The time when the cloud accepted the request, by placement."""
+    _operation_reads: dict[str, _OperationRead] = field(default_factory=dict)
+    """The reads of create operations, by placement."""
 
     def take_due(self, zones: set[str]) -> list[str]:
         """Return the zones to poll now. They are not due again for another interval."""
@@ -78,9 +97,17 @@ class ZonePolls:
         earliest = self._began_at.get(zone, 0.0) + pause
         self._due_at[zone] = min(self._due_at.get(zone, 0.0), earliest)
 
-    async def poll(self, zone: str, expected: Collection[str] = ()) -> ZonePoll | None:
-        """Poll a zone, in which the `expected` placements should be; None if that failed."""
-        began_at = self.clock()
+    async def poll(
+        self,
+        zone: str,
+        expected: Collection[str] = (),
+        operations: Mapping[str, str] | None = None,
+    ) -> ZonePoll | None:
+        """Poll a zone, in which the `expected` placements should be; None if that failed.
+
+        `operations` are the create operations of placements that were not ready yet.
+        """
+        began_at, operations = self.clock(), operations or {}
         expected = [name for name in expected if self._accepted_at.get(name, 0.0) < began_at]
         try:
             placements = {listed.name: listed for listed in await self.cloud.placements(zone)}
@@ -90,22 +117,61 @@ class ZonePolls:
             self._due_at[zone] = max(self._due_at.get(zone, 0.0), began_at + self._pause(zone))
             return None
         missing = [name for name in expected if name not in placements]
-        unknown = frozenset(missing[LOOKUP_LIMIT:])
+        created = {name: operations[name] for name in missing if name in operations}
+        unread, creating, refused = await self._read_operations(zone, created)
+        unresolved = unread | creating | refused.keys()
+        missing = [name for name in missing if name not in unresolved]
+        unknown = unread.union(missing[LOOKUP_LIMIT:])
         for name in missing[:LOOKUP_LIMIT]:
             try:
                 listed = await self.cloud.find(zone, name)
             except CloudError:
-                unknown |= {name}
+                unknown.add(name)
                 continue
             if listed is not None:
                 placements[name] = listed
         self.errors.pop(zone, None)
         self._failures.pop(zone, None)
-        poll, newest = ZonePoll(zone, began_at, placements, unknown), self._newest.get(zone)
+        newest = self._newest.get(zone)
+        poll = ZonePoll(
+            zone, began_at, placements, frozenset(unknown), frozenset(creating), refused
+        )
         # Of two concurrent polls, the one that began last is newer, whichever ends last.
         if newest is None or newest.at <= began_at:
             self._newest[zone] = poll
         return poll
+
+    async def _read_operations(
+        self, zone: str, operations: Mapping[str, str]
+    ) -> tuple[set[str], set[str], dict[str, Refusal]]:
+        """Read the create operations of placements that a listing left out.
+
+        Return the placements whose operation was not read, those whose operation is in progress,
+        and the refusals. An operation that succeeded, or that is unknown, shows nothing. Each is
+        read when its age has doubled since the last time, so that many of them cause few calls.
+        """
+        now, newest = self.clock(), self._newest.get(zone)
+        reads = {name: self._operation_reads.get(name) for name in operations}
+        due = [name for name, read in reads.items() if read is None or now >= read.due_at]
+        due.sort(key=lambda name: read.due_at if (read := reads[name]) else 0.0)
+        refused: dict[str, Refusal] = {}
+        unread, creating = set(operations), set()
+        for name in due[:OPERATION_LIMIT]:
+            first_at = read.first_at if (read := reads[name]) else now
+            pause = max(self.interval, now - first_at)
+            self._operation_reads[name] = _OperationRead(first_at, now + pause)
+            try:
+                state = await self.cloud.operation(operations[name])
+            except CloudError:
+                continue
+            unread.discard(name)
+            if state is not None and state.error is not None:
+                refused[name] = self.cloud.explain(state.error, zone)
+            elif state is not None and not state.done:
+                creating.add(name)
+        if newest is not None:
+            creating |= newest.creating & unread
+        return unread - creating, creating, refused
 
     def newest(self, zone: str) -> ZonePoll | None:
         """Return the newest successful poll of a zone."""
@@ -121,9 +187,15 @@ class ZonePolls:
         self._accepted_at[placement.name] = self.clock()
         self.poll_soon(placement.zone)
 
+    def may_appear(self, name: str) -> bool:
+        """Return True if the cloud accepted the request so recently that it may not show it yet."""
+        accepted_at = self._accepted_at.get(name)
+        return accepted_at is not None and self.clock() - accepted_at <= self.visible
+
     def forget(self, name: str) -> None:
         """Forget a placement that is gone."""
         self._accepted_at.pop(name, None)
+        self._operation_reads.pop(name, None)
 
     def observation(self, placement: Placement) -> PlacementObservation | None:
         """Return a placement as the newest poll shows it; None if the poll is not conclusive.
@@ -134,4 +206,6 @@ class ZonePolls:
         poll, name = self._newest.get(placement.zone), placement.name
         if poll is None or poll.at <= self._accepted_at.get(name, 0.0) or name in poll.unknown:
             return None
-        return PlacementObservation(poll.at, poll.placements.get(name))
+        return PlacementObservation(
+            poll.at, poll.placements.get(name), poll.refused.get(name), name in poll.creating
+        )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from drumline.hosts.bundled_package import Use
 from drumline.hosts.environment import (
+    DEFAULT_SHM_SIZE,
     PythonEnvironment,
     mount_steps,
     python_steps,
@@ -20,7 +21,7 @@ from drumline.jobs.billing import price_per_hour
 from drumline.jobs.core.state import Decision, Event, Job, Placement
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Record
-from drumline.jobs.store.specs import PythonSource, StoredSpec
+from drumline.jobs.store.specs import StoredSpec
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def build_program(record: Record, attempt: int, placement: Placement, folders: F
     spec = record.spec
     job_id = record.job.id
     archive = spec.archive
-    python = _python(spec.python, archive.drumline if archive else "none")
+    python = _python(spec, archive.drumline if archive else "none")
     sha = archive.sha if archive else None
     if archive is not None and archive.rules < RULES:
         raise CodeError(
@@ -44,9 +45,11 @@ def build_program(record: Record, attempt: int, placement: Placement, folders: F
             f"secrets and is not sent; drumline cancel {job_id}, then drumline resume {job_id} "
             "packs it again"
         )
-    steps: tuple[Step, ...] = (*mount_steps(spec.mounts), *python_steps(python, job_id))
-    if spec.setup:
-        steps += (setup_step(python, job_id, spec.setup),)
+    environment = python_steps(python, job_id)
+    setup = (setup_step(python, job_id, spec.setup),) if spec.setup else ()
+    # A set-up may log in to the registry of the image. All others run in the environment.
+    ordered = (*setup, *environment) if python.kind == "docker" else (*environment, *setup)
+    steps: tuple[Step, ...] = (*mount_steps(spec.mounts), *ordered)
     current = record.job.attempt
     return Program(
         job_id=job_id,
@@ -67,7 +70,8 @@ def build_program(record: Record, attempt: int, placement: Placement, folders: F
     )
 
 
-def _python(source: PythonSource, bundled: Use) -> PythonEnvironment:
+def _python(spec: StoredSpec, bundled: Use) -> PythonEnvironment:
+    source, container = spec.python, spec.docker
     requirements = source.requirements
     return PythonEnvironment(
         kind=source.kind,
@@ -76,6 +80,8 @@ def _python(source: PythonSource, bundled: Use) -> PythonEnvironment:
         requirements_file=requirements if isinstance(requirements, str) else None,
         image=source.image,
         drumline=bundled,
+        login=container.login if container else None,
+        shm_size=container.shm_size if container else DEFAULT_SHM_SIZE,
     )
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from drumline.hosts.session import SliceSession
 
 log = logging.getLogger(__name__)
-
-STOP_SECONDS = 10.0
-"""Seconds beyond the grace for the hosts to confirm that a program was stopped."""
 
 AttemptKey = tuple[str, int]
 """A job's id and the number of its attempt."""
@@ -60,7 +56,8 @@ class Sessions:
         self._clock = clock
         self._sessions: dict[AttemptKey, SliceSession] = {}
         self._listening_since: dict[AttemptKey, float] = {}
-        self._stopped: set[AttemptKey] = set()
+        self._stopped: dict[AttemptKey, tuple[int, ...]] = {}
+        """The hosts that did not confirm the last stop of an attempt."""
 
     def get(self, key: AttemptKey | None) -> "SliceSession | None":
         """Return the connections of an attempt; None if they are not open."""
@@ -77,8 +74,14 @@ class Sessions:
         return self._listening_since.get(key) if key else None
 
     def stopped(self, job: Job) -> bool:
-        """Return True if the program was stopped: it ended, or its time to end is over."""
-        return attempt_key(job) in self._stopped
+        """Return True if every host confirmed that the program is stopped."""
+        key = attempt_key(job)
+        return key in self._stopped and not self._stopped[key]
+
+    def unreachable(self, job: Job) -> tuple[int, ...]:
+        """Return the hosts that did not confirm the last stop."""
+        key = attempt_key(job)
+        return self._stopped.get(key, ()) if key else ()
 
     async def proxy_commands(
         self, record: Record, listed: ListedPlacement
@@ -185,19 +188,26 @@ class Sessions:
         return lambda index, identity: check(index, tuple(sorted(identity.items())))
 
     async def stop(self, key: AttemptKey, grace: float) -> None:
-        """Stop the program on every reachable host. Afterwards it counts as stopped."""
+        """Stop the program, and record the hosts that did not confirm it."""
         session = self._sessions.get(key)
-        if session is not None:
-            try:
-                async with asyncio.timeout(grace + STOP_SECONDS):
-                    await session.stop(grace)
-            except TimeoutError:
-                log.warning("job %s: some hosts did not confirm the stop", key[0])
-        self._stopped.add(key)
+        if session is None:
+            return
+        hosts = await session.stop(grace)
+        if hosts and hosts != self._stopped.get(key):
+            log.warning("job %s: hosts %s did not confirm the stop", key[0], hosts)
+        self._stopped[key] = hosts
+
+    def mark_stopped(self, key: AttemptKey) -> None:
+        """Record that no program of an attempt was ever sent to a host."""
+        self._stopped[key] = ()
+
+    def mark_unreachable(self, key: AttemptKey, hosts: int) -> None:
+        """Record that no host of an attempt could be told to stop."""
+        self._stopped[key] = tuple(range(hosts))
 
     def end(self, key: AttemptKey) -> "SliceSession | None":
         """Forget an attempt that is over. Return its connections, to be closed."""
-        self._stopped.discard(key)
+        self._stopped.pop(key, None)
         self._listening_since.pop(key, None)
         session = self._sessions.pop(key, None)
         if session is not None:
@@ -263,6 +273,9 @@ class AttemptRunner:
         if self._sessions.get(key) is None and self._polls.observation(placement) is None:
             self._polls.poll_soon(placement.zone)
             return
+        if self._sessions.get(key) is None and not self.hosts_listed(placement):
+            self._sessions.mark_unreachable(key, placement.hosts)
+            return
         self._tasks.start(f"stop {key[0]}/{key[1]}", lambda: self._stop(key, placement), job.id)
 
     async def _connect(self, job_id: str, placement: Placement) -> None:
@@ -318,7 +331,10 @@ class AttemptRunner:
         if record is None:
             return
         if self._sessions.get(key) is None:
-            # Without any key that a host showed before, no program was ever sent to it.
-            with suppress(HostKeysUnreadableError):
+            try:
                 await self._connect(key[0], placement)
+            except HostKeysUnreadableError:
+                # Without any key that a host showed before, no program was ever sent to it.
+                self._sessions.mark_stopped(key)
+                return
         await self._sessions.stop(key, record.job.grace)

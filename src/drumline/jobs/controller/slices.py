@@ -25,7 +25,7 @@ from drumline.chips import slice_of
 from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
 from drumline.jobs.controller.polling import ZonePoll, ZonePolls
 from drumline.jobs.controller.tasks import BackgroundTasks, RateLimit
-from drumline.jobs.core.state import Placement
+from drumline.jobs.core.state import OldProgram, Placement, PlacementPhase
 from drumline.jobs.folders import Folders
 from drumline.jobs.slice_settings import NO_SETTINGS, SliceSettings
 from drumline.jobs.store.records import Record, SliceRow, Store
@@ -66,8 +66,8 @@ class SliceRequests:
         """Return True if one more request may be made now, and count it."""
         return self._limit.take()
 
-    async def request(self, record: Record, placement: Placement) -> Refusal | None:
-        """Request a placement. Return the refusal if the cloud refused it."""
+    async def request(self, record: Record, placement: Placement) -> Refusal | str:
+        """Request a placement. Return the name of its create operation, or the refusal."""
         settings = record.spec.settings.over(self._defaults)
         request = PlacementRequest(
             name=placement.name,
@@ -82,10 +82,9 @@ class SliceRequests:
             options=settings.options(),
         )
         try:
-            await self._cloud.ask(request)
+            return await self._cloud.ask(request)
         except CloudError as error:
             return self._cloud.explain(error, placement.zone)
-        return None
 
 
 class Releases:
@@ -99,11 +98,14 @@ class Releases:
         folders: Folders,
         wall: Callable[[], float],
         checkpoints_of: Callable[[str], str | None],
+        timeout: float,
     ) -> None:
         """Continue the releases of earlier servers.
 
         `wall` is the clock for saved times. `checkpoints_of` returns a job's checkpoint folder.
+        After `timeout` seconds, a slice whose program does no harm delays no job.
         """
+        self._timeout = timeout
         self._store = store
         self._cloud = cloud
         self._polls = polls
@@ -130,11 +132,21 @@ class Releases:
             job: known[job] if job in known else self._checkpoints_of(job) for job in jobs
         }
         self._known_since = {row.name: self._known_since.get(row.name, now) for row in self.rows}
+        self._record_ended_programs()
 
-    def may_still_run(self, job_id: str, checkpoints: str | None) -> bool:
+    def _record_ended_programs(self) -> None:
+        """Record the slices that run nothing, because a deletion makes them look alive again."""
+        for row in self.rows:
+            poll = self._polls.newest(row.zone)
+            listed = poll.placements.get(row.name) if poll else None
+            if listed is not None and not listed.may_run and row.program != OldProgram.ENDED:
+                self._store.record_program(row.name, OldProgram.ENDED)
+
+    def may_still_run(self, job_id: str, checkpoints: str | None, now: float) -> bool:
         """Return True if a program that writes to these checkpoints may run on an old slice.
 
-        The slice may be this job's, or that of another job with the same checkpoint folder.
+        The slice may be this job's, or that of another job with the same checkpoint folder. Without
+        `checkpoints`, any program of this job counts.
         """
         for row in self.rows:
             if row.ready is None:
@@ -143,6 +155,11 @@ class Releases:
                 checkpoints is not None and self._checkpoint_folders.get(row.job) == checkpoints
             )
             if row.job != job_id and not same_folder:
+                continue
+            harmless = row.program == OldProgram.ENDED or (
+                row.program == OldProgram.FENCED and checkpoints is not None
+            )
+            if harmless and now - self._known_since.get(row.name, now) > self._timeout:
                 continue
             poll = self._polls.newest(row.zone)
             if poll is None or row.name in poll.unknown:
@@ -160,11 +177,12 @@ class Releases:
         return ""
 
     def due(self, now: float, requesting: Collection[str]) -> Iterator[SliceRow]:
-        """Yield the slices to delete now. Forget those that are gone, unless being requested."""
+        """Yield the slices to delete now. Forget those that are gone and will not appear."""
         for row in self.rows:
             poll = self._polls.newest(row.zone)
-            newer = poll is not None and poll.at > self._known_since[row.name]
-            if poll and newer and row.name not in requesting and poll.is_gone(row.name):
+            newer = poll is not None and poll.at > self._known_since.get(row.name, now)
+            may_appear = row.name in requesting or self._polls.may_appear(row.name)
+            if poll and newer and not may_appear and poll.is_gone(row.name):
                 self._store.gone(row.name, self._wall())
                 self._folders.forget_known_hosts(row.name)
                 self._polls.forget(row.name)
@@ -182,10 +200,12 @@ class Releases:
             slices = [part.name for part in listed.slices] if listed else []
             await self._cloud.release(row.zone, row.name, slices)
         except CloudError as error:
+            log.info("release %s: %s", row.name, error)
+            if row.name not in self._retry_at:
+                return  # a poll has shown meanwhile that it is gone
             failures = self._failures[row.name] = self._failures.get(row.name, 0) + 1
             self._retry_at[row.name] += self._polls.interval * 2.0 ** min(failures, MAX_DOUBLINGS)
             self.errors[row.name] = self._cloud.explain(error, row.zone).text
-            log.info("release %s: %s", row.name, error)
         else:
             self._failures.pop(row.name, None)
             self.errors.pop(row.name, None)
@@ -379,7 +399,12 @@ class ZoneWatch:
 
     async def _poll(self, zone: str) -> None:
         releasing = {row.name for row in self._releases.rows if row.zone == zone}
-        poll = await self._polls.poll(zone, self._names_in(zone) | releasing)
+        operations = {
+            placement.name: placement.operation
+            for placement in self._placements()
+            if placement.operation and placement.phase is not PlacementPhase.READY
+        }
+        poll = await self._polls.poll(zone, self._names_in(zone) | releasing, operations)
         if poll is not None:
             self._orphans.update(poll)
             # Jobs may have requested slices during the poll.

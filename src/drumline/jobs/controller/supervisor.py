@@ -31,13 +31,16 @@ from drumline.jobs.controller.tasks import BackgroundTasks, RateLimit
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.availability import Availability, Zones
 from drumline.jobs.core.causes import has_failed
+from drumline.jobs.core.outcomes import after_internal_error
 from drumline.jobs.core.state import (
     Candidate,
     Decision,
+    DesiredState,
     Effect,
     EffectKind,
     Job,
     Observations,
+    OldProgram,
     Outcome,
     Placement,
     PlacementPhase,
@@ -47,7 +50,7 @@ from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.store.records import Record, Store, UnreadableJobError
 from drumline.jobs.store.specs import StoredSpec
-from drumline.observed import HostReport
+from drumline.observed import HostPhase, HostReport
 
 log = logging.getLogger(__name__)
 
@@ -84,17 +87,17 @@ class Supervisor:
         self.config = config
         self.folders = Folders(config.home)
         self.records: dict[str, Record] = {
-            r.job.id: replace(r, job=lifecycle.clamp_times(r.job, clock())) for r in store.living()
+            r.job.id: replace(r, job=lifecycle.adapt_times(r.job, clock())) for r in store.living()
         }
         """Jobs that have not ended or hold slices. All others are only in the store."""
         active = {job_id for job_id, r in self.records.items() if not r.job.status.ended}
         self.folders.forget_other_secrets(active)
         remove_drafts(self.folders.code)
         self.cloud = cloud
-        self.polls = ZonePolls(cloud, config.poll_seconds, clock)
+        self.polls = ZonePolls(cloud, config.poll_seconds, clock, config.timeouts.visible)
         self.heartbeats = Heartbeats(store, self.folders, clock)
         self.changed = asyncio.Condition()
-        self.tasks = BackgroundTasks(clock, on_end=self.wake)
+        self.tasks = BackgroundTasks(clock, on_end=self.wake, give_up=self._end_after_bug)
         self._clock = clock
         self._wall = wall
         limit = RateLimit(config.requests_per_minute, clock)
@@ -114,8 +117,9 @@ class Supervisor:
         self._wake = asyncio.Event()
         self._prune_at = clock() + FIRST_PRUNE
         self.releases = Releases(
-            store, cloud, self.polls, self.folders, wall, checkpoints_of=self._checkpoints_of
-        )
+            store, cloud, self.polls, self.folders, wall,
+            checkpoints_of=self._checkpoints_of, timeout=config.timeouts.deleting,
+        )  # fmt: skip
         self._databases = databases = DatabaseIds(self.folders.owners)
         self.orphans = OrphanedSlices(store.owner, databases, store.last_number())
         self.zones = ZoneWatch(
@@ -223,6 +227,7 @@ class Supervisor:
             zones=self._availability.zones(job.choices) if waits else {},
             old_program_may_run=placement is None and self._old_program_may_run(job),
             stopped=self.sessions.stopped(job),
+            unreachable=self.sessions.unreachable(job),
             steps=self.heartbeats.steps(job.id, job.attempt.number) if job.attempt else None,
             mass_failure=self.host_history.mass_failure_message() if failed else "",
         )
@@ -243,9 +248,13 @@ class Supervisor:
         )
 
     def _old_program_may_run(self, job: Job) -> bool:
-        """Return True if an earlier program may still write to the job's checkpoints."""
-        folder = self.records[job.id].spec.checkpoints_of(job.id)
-        return self.releases.may_still_run(job.id, folder)
+        """Return True if a program of the job may still run on a slice that is being deleted.
+
+        For a job that shall run, other programs that write to its checkpoints count too.
+        """
+        runs = job.wish is DesiredState.RUN
+        folder = self.records[job.id].spec.checkpoints_of(job.id) if runs else None
+        return self.releases.may_still_run(job.id, folder, self._clock())
 
     def _checkpoints_of(self, job_id: str) -> str | None:
         """Return the checkpoint folder of a job; None if it has none, or is not known."""
@@ -330,6 +339,10 @@ class Supervisor:
             self.apply(record.job, decision, spec)
         return self.record(job_id)
 
+    def _end_after_bug(self, job_id: str, message: str) -> None:
+        """End a job whose action fails each time because of a bug."""
+        self.change(job_id, lambda r: after_internal_error(r.job, message, self._clock()))
+
     def apply(self, before: Job, decision: Decision, spec: StoredSpec | None = None) -> None:
         """Save a decision, then act on it."""
         job = decision.job
@@ -349,7 +362,13 @@ class Supervisor:
         if (changed and not only_reason) or decision.events or decision.ended or spec is not None:
             events = add_event_details(decision.events, job, record.spec)
             detailed = replace(decision, events=events)
-            self.store.save(detailed, self._wall(), self.sessions.reports(before), spec)
+            old_programs = {
+                effect.placement.name: self._old_program(before, effect.placement)
+                for effect in decision.effects
+                if effect.kind is EffectKind.RELEASE
+            }
+            reports = self.sessions.reports(before)
+            self.store.save(detailed, self._wall(), reports, spec, old_programs)
             self.wake()
         if changed or spec is not None:
             new_spec = record.spec if spec is None else spec
@@ -373,6 +392,22 @@ class Supervisor:
             self._act(job, effect)
         if job.status.ended and job.placement is None:
             self.forget(job.id)
+
+    def _old_program(self, job: Job, placement: Placement) -> OldProgram:
+        """Return what is known of the program on slices that a job releases."""
+        attempt, reports = job.attempt, self.sessions.reports(job)
+        if placement.name in {parked.name for parked in job.parked}:
+            return OldProgram.ENDED  # slices are held back only without a program
+        if job.placement is None or job.placement.name != placement.name:
+            return OldProgram.UNKNOWN
+        if attempt is None:
+            # An attempt ends with a confirmed stop. An adopted slice may run another's program.
+            return OldProgram.ENDED if job.attempts else OldProgram.UNKNOWN
+        exited = all(r.phase in {HostPhase.EXITED, HostPhase.MISSING} for r in reports)
+        if self.sessions.stopped(job) or (reports and exited):
+            return OldProgram.ENDED
+        steps = self.heartbeats.steps(job.id, attempt.number)
+        return OldProgram.FENCED if steps and steps.fenced else OldProgram.UNKNOWN
 
     def _update_host_history(self, before: Job, decision: Decision) -> None:
         """Record evidence against hosts that failed, and the burn-ins that hosts passed."""
@@ -424,17 +459,17 @@ class Supervisor:
         record = self.records.get(job_id)
         if record is None:
             return
-        refusal = await self._requests.request(record, placement)
-        if refusal is None:
+        result = await self._requests.request(record, placement)
+        if isinstance(result, str):
             self.polls.request_accepted(placement)
 
         def decide(record: Record) -> Decision | None:
             if record.job.placement != placement:
                 return None
-            if refusal is None:
-                return Decision(lifecycle.request_accepted(record.job))
             now, timeouts = self._clock(), self.config.timeouts
-            return lifecycle.request_refused(record.job, refusal, now, timeouts)
+            if isinstance(result, str):
+                return Decision(lifecycle.request_accepted(record.job, now, result))
+            return lifecycle.request_refused(record.job, result, now, timeouts)
 
         self.change(job_id, decide)
 

@@ -2,22 +2,33 @@
 
 `decide` returns the same effect in every round until its result is observed. Here each action is
 started once. An action that raised is retried after a backoff that grows each time, so that a full
-disk or a bug does not cause a thousand tries a minute.
+disk or a bug does not cause a thousand tries a minute. An action of a job that fails because of a
+bug is given up after a few tries, because nothing but a new version can help.
 """
 
 import asyncio
 import errno
 import logging
+import math
 import sqlite3
+import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from drumline.errors import CloudError, HostError, UserError
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 """The most seconds between two tries of an action that fails."""
+
+
+MAX_TRIES = 8
+"""The tries of a job's action that fails because of a bug, in about two minutes. The first ones may
+have come at a bad moment."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +42,18 @@ class _Failure:
 class BackgroundTasks:
     """The slow actions of the supervisor, each under a key."""
 
-    def __init__(self, clock: Callable[[], float], on_end: Callable[[], None]) -> None:
-        """`on_end` is called after each task, whether it succeeded or failed."""
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        on_end: Callable[[], None],
+        give_up: Callable[[str, str], None] = lambda _job_id, _message: None,
+    ) -> None:
+        """`on_end` is called after each task, whether it succeeded or failed.
+
+        `give_up` is called with a job and a message if an action of the job fails because of a bug
+        each time. The action is not tried again before the job is forgotten.
+        """
+        self._give_up = give_up
         self._clock = clock
         self._on_end = on_end
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -88,11 +109,19 @@ class BackgroundTasks:
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(count - 1, 10))
         name = type(error).__name__
         message = f"{key} failed: {name}: {error}" if str(error) else f"{key} failed: {name}"
-        self._failures[key] = _Failure(count, self._clock() + pause, job_id, message)
+        gives_up = job_id is not None and count >= MAX_TRIES and is_bug(error)
+        retry_at = math.inf if gives_up else self._clock() + pause
+        self._failures[key] = _Failure(count, retry_at, job_id, message)
         if last is None or last.message != message:
             log.error("%s", message, exc_info=error)
         else:
             log.warning("%s, for the %dth time; again in %.0f s", message, count, pause)
+        if gives_up and job_id is not None:
+            text = f"internal error in drumline ({error_place(error)}): {message}; see server.log;"
+            try:
+                self._give_up(job_id, f"{text} drumline resume {job_id} tries again")
+            except Exception:
+                log.exception("job %s could not be ended after an internal error", job_id)
 
     def keys_in_progress(self, prefix: str) -> set[str]:
         """Return the keys of the running tasks that begin with a prefix, without it."""
@@ -107,13 +136,14 @@ class BackgroundTasks:
         """Return the failure of a job's action that will be retried; empty if there is none."""
         for failure in self._failures.values():
             if failure.job_id == job_id:
-                return f"{failure.message}; trying again"
+                given_up = math.isinf(failure.retry_at)
+                return f"{failure.message}; {'see server.log' if given_up else 'trying again'}"
         return ""
 
     def next_retry(self) -> float | None:
         """Return the seconds until the next retry; None if there is none."""
         now = self._clock()
-        waits = [f.retry_at - now for f in self._failures.values() if f.retry_at > now]
+        waits = [f.retry_at - now for f in self._failures.values() if now < f.retry_at < math.inf]
         return min(waits, default=None)
 
     def forget(self, job_id: str) -> None:
@@ -135,6 +165,17 @@ def is_disk_error(error: Exception) -> bool:
     if isinstance(error, sqlite3.OperationalError):
         return "disk" in str(error) or "readonly" in str(error)
     return isinstance(error, OSError) and error.errno in _DISK_ERRORS
+
+
+def is_bug(error: Exception) -> bool:
+    """Return True if Drumline itself caused an error, and not its disk, a host or the cloud."""
+    return not isinstance(error, OSError | sqlite3.Error | CloudError | HostError | UserError)
+
+
+def error_place(error: Exception) -> str:
+    """Return the place in the code where an error was raised: `lifecycle.py:120`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"
 
 
 class RateLimit:

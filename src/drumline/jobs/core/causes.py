@@ -64,6 +64,8 @@ class Meaning(StrEnum):
     TRANSIENT = "transient"
     """A set-up failed because of something that passes, such as a lock of apt."""
     PREEMPTED = "preempted"
+    STOPPED = "stopped"
+    """A SIGTERM from outside Drumline ended the program, often before a preemption."""
     OTHER_HOST = "another host"
     """The program lost its connection to another host, where the cause is."""
     RESTART = "restart"
@@ -139,7 +141,10 @@ ERROR_PATTERNS = (
     ErrorPattern(
         r"Mesh build was incomplete, unassigned nodes", Meaning.BAD_HOST, "the mesh misses chips"
     ),
-    ErrorPattern(r"Physical location: \S+", Meaning.BAD_HOST, "libtpu names the chip"),
+    ErrorPattern(
+        r"(?m:^[EF]\d{4}\b[^\n]*Physical location: \S+)|hit a bad TPU hardware", Meaning.BAD_HOST,
+        "libtpu names the chip",
+    ),
     ErrorPattern(
         r"missed \d+ health checks", Meaning.BAD_HOST, "the runtime lost the chip's controller"
     ),
@@ -169,6 +174,7 @@ this on chips that do not answer."""
 _PATTERNS = [(re.compile(e.pattern, re.IGNORECASE), e) for e in ERROR_PATTERNS]
 _TRACEBACK = "Traceback (most recent call last)"
 _BACKEND = re.compile(_BACKEND_TEXT, re.IGNORECASE)
+_PACKAGE_MANAGER = re.compile(r"/pip/_(?:internal|vendor)/|/conda/|/apt_pkg|/snap/google-cloud")
 _LOST_CONNECTION = re.compile(
     r"connection (?:was )?(?:reset|closed) by peer|socket closed", re.IGNORECASE
 )
@@ -217,8 +223,10 @@ def judge_output(exit_code: int | None, output: str, run_seconds: float | None =
     if exit_code in _SEGMENTATION_FAULTS and at_start:
         return Judgement(Meaning.BAD_HOST, "libtpu crashes like this on chips that do not answer")
     if exit_code in {-15, 128 + 15}:
-        return Judgement(Meaning.PREEMPTED, "a SIGTERM from outside Drumline ended the program")
-    passing = "" if traceback >= 0 else find_transient_error(output)
+        return Judgement(Meaning.STOPPED, "a SIGTERM from outside Drumline ended the program")
+    # A traceback is the program's, except for that of a package manager.
+    of_program = traceback >= 0 and not _PACKAGE_MANAGER.search(output)
+    passing = "" if of_program else find_transient_error(output)
     if passing:
         return Judgement(Meaning.TRANSIENT, passing)
     if _LOST_CONNECTION.search(output):

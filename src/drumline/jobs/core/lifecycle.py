@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from drumline.jobs.core.causes import has_failed
 from drumline.jobs.core.diagnosis import check_failures, check_silence, check_steps
+from drumline.jobs.core.host_history import EvidenceKind
 from drumline.jobs.core.outcomes import (
     RETRY_LIMIT,
     after_preemption,
@@ -28,6 +29,7 @@ from drumline.jobs.core.outcomes import (
     release_held_back,
     release_if_blocking,
     release_when_unneeded,
+    replace_bad_host,
     with_backoff,
     with_reason,
 )
@@ -35,6 +37,8 @@ from drumline.jobs.core.refusals import RefusalAction, action_for, leaves_candid
 from drumline.jobs.core.state import (
     Attempt,
     Candidate,
+    Cause,
+    CauseKind,
     Decision,
     DesiredState,
     Effect,
@@ -45,6 +49,7 @@ from drumline.jobs.core.state import (
     Observations,
     Outcome,
     Placement,
+    PlacementObservation,
     PlacementPhase,
     Status,
     Timeouts,
@@ -78,7 +83,7 @@ def _decide(job: Job, observations: Observations, now: float, timeouts: Timeouts
     if job.status.ended:
         return _keep_for_resume(job, placement, observations, now)
     if placement.phase is PlacementPhase.REQUESTING:
-        return _repeat_request(job, placement, now)
+        return _repeat_request(job, placement, observations, now)
     if ready:
         return _decide_on_slices(job, placement, observations, now, timeouts)
     return _wait_for_slices(job, placement, observations, now, timeouts)
@@ -91,6 +96,12 @@ def _decide_without_placement(job: Job, observations: Observations, now: float) 
     if job.status.ended:
         return Decision(job)
     if job.wish is not DesiredState.RUN:
+        if observations.old_program_may_run:
+            attempt, unreached = job.attempt, ""
+            if attempt is not None and attempt.unconfirmed_at is not None:
+                unreached = "a host cannot be reached, "
+            reason = f"stopping: {unreached}waiting for its slice to be deleted"
+            return Decision(with_reason(job, reason))
         return finish_job(job, Status.CANCELLED, "cancelled", now, ended=cancelled_attempt(job))
     if now < job.not_before:
         return Decision(job)
@@ -139,19 +150,25 @@ def _request(job: Job, candidate: Candidate, now: float) -> Decision:
 # --- Requested, not ready ---------------------------------------------------------------------
 
 
-def _repeat_request(job: Job, placement: Placement, now: float) -> Decision:
+def _repeat_request(
+    job: Job, placement: Placement, observations: Observations, now: float
+) -> Decision:
     if job.wish is not DesiredState.RUN:
-        return release_for_user(job, placement, now)
+        return release_for_user(job, placement, observations, now)
     if now < job.not_before:
         return Decision(job)
     return Decision(job, effects=(Effect(EffectKind.REQUEST, placement),))
 
 
-def request_accepted(job: Job) -> Job:
-    """Return the job after the cloud accepted its request."""
-    if job.placement is None or job.placement.phase is not PlacementPhase.REQUESTING:
+def request_accepted(job: Job, now: float, operation: str = "") -> Job:
+    """Return the job after the cloud accepted its request. Its `operation` may still fail."""
+    placement = job.placement
+    if placement is None or placement.phase is not PlacementPhase.REQUESTING:
         return job
-    return replace(job, placement=replace(job.placement, phase=PlacementPhase.QUEUED))
+    placement = replace(
+        placement, phase=PlacementPhase.QUEUED, accepted_at=now, operation=operation
+    )
+    return replace(job, placement=placement)
 
 
 def request_refused(job: Job, refusal: Refusal, now: float, timeouts: Timeouts) -> Decision:
@@ -214,19 +231,30 @@ def _wait_for_slices(
     job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision:
     if job.wish is not DesiredState.RUN:
-        return release_for_user(job, placement, now)
+        return release_for_user(job, placement, observations, now)
     observation = observations.placement
     if observation is None:
         return Decision(job)
     listed, lost_reason = observation.listed, observation.lost_reason
     if listed is None or lost_reason is not None:
-        refusal = listed.refusal if listed else None
+        refusal = observation.refusal or (listed.refusal if listed else None)
+        if listed is None and refusal is None and _may_appear(placement, observation, timeouts):
+            return Decision(job)
         preemption = Refusal(Fault(FaultKind.PREEMPTED, Scope.ZONE), lost_reason or "")
         return _drop_refused_placement(job, placement, refusal or preemption, now, timeouts)
     if listed.state is PlacementState.READY and len(listed.endpoints) == placement.hosts:
         return _run_on_ready_slices(job, placement, now)
     if listed.state is not PlacementState.QUEUED:
-        job = replace(job, placement=replace(placement, phase=PlacementPhase.BOOTING))
+        since = observation.at if placement.booting_at is None else placement.booting_at
+        if observation.at - since > timeouts.booting:
+            # Such a slice may stay so for days, and uses quota.
+            ready = listed.state is PlacementState.READY
+            state = f"{listed.cloud_state} without all addresses" if ready else listed.cloud_state
+            boot_time = format_duration(observation.at - since)
+            reason = f"slice in {placement.zone} is still {state} after {boot_time}"
+            return _try_next_candidate(job, placement, reason)
+        placement = replace(placement, phase=PlacementPhase.BOOTING, booting_at=since)
+        job = replace(job, placement=placement)
         return Decision(with_reason(job, f"slice is booting in {placement.zone}", Status.STARTING))
     waited = now - placement.asked_at
     requested = Candidate(placement.accelerator, placement.zone)
@@ -239,6 +267,15 @@ def _wait_for_slices(
     position = f"zone {job.next_choice + 1} of {len(job.choices)} · " if job.next_choice else ""
     decision = Decision(with_reason(job, position + reason, Status.WAITING))
     return release_held_back(decision) if waited > timeouts.waiting else decision
+
+
+def _may_appear(
+    placement: Placement, observation: PlacementObservation, timeouts: Timeouts
+) -> bool:
+    """Return True if a request that the cloud does not have may still appear there."""
+    accepted_at = placement.asked_at if placement.accepted_at is None else placement.accepted_at
+    limit = timeouts.booting if observation.creating else timeouts.visible
+    return observation.at - accepted_at <= limit
 
 
 def _run_on_ready_slices(job: Job, placement: Placement, now: float) -> Decision:
@@ -276,10 +313,10 @@ def _decide_on_slices(
     lost_reason = observations.placement.lost_reason if observations.placement else None
     if lost_reason is not None:
         if job.wish in {DesiredState.CANCEL, DesiredState.DELETE}:
-            return release_for_user(job, placement, now)
+            return release_for_user(job, placement, observations, now)
         return after_preemption(job, placement, lost_reason, now, observations.steps)
     if job.wish is not DesiredState.RUN:
-        return _stop_for_user(job, placement, observations, now)
+        return _stop_for_user(job, placement, observations, now, timeouts)
     attempt, reports = job.attempt, observations.reports
     if attempt is None:
         return _restart(job, placement, now)
@@ -287,6 +324,8 @@ def _decide_on_slices(
         return Decision(job, effects=(Effect(EffectKind.RUN, placement),))
     if (not job.reached or job.unreached) and any(r.heard_at is not None for r in reports):
         job = replace(job, reached=True, unreached=0)
+    if attempt.stopping and observations.unreachable:
+        return _unconfirmed_stop(job, placement, observations, now, timeouts)
     if attempt.stopping:
         return after_stop(job, placement, observations, now, timeouts)
     succeeded = all(r.phase is HostPhase.EXITED and r.exit_code == 0 for r in reports)
@@ -306,6 +345,26 @@ def _decide_on_slices(
     if failed_hosts:
         return check_failures(job, placement, observations, failed_hosts, now, timeouts)
     return _start_or_continue(job, placement, observations, now, timeouts)
+
+
+def _unconfirmed_stop(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
+    """Repeat the stop of a failed program on the hosts that did not confirm it.
+
+    The next attempt starts when no host runs this one, or on other slices.
+    """
+    host, hosts = observations.unreachable[0], len(observations.reports)
+    attempt, too_long = _unconfirmed(current_attempt(job), now, timeouts)
+    job = replace(job, attempt=attempt)
+    silence = check_silence(job, placement, observations, now, timeouts)
+    if silence is not None:
+        return silence
+    if too_long:
+        message = f"no stop confirmed for {format_duration(timeouts.bad_silence)}"
+        cause = Cause(CauseKind.BAD_HOST, host, hosts, message, proof=EvidenceKind.START)
+        return replace_bad_host(job, placement, cause, observations, now, idle=False)
+    return Decision(job, effects=(Effect(EffectKind.STOP, placement),))
 
 
 def _start_or_continue(
@@ -374,21 +433,44 @@ def _restart(job: Job, placement: Placement, now: float) -> Decision:
 
 
 def _stop_for_user(
-    job: Job, placement: Placement, observations: Observations, now: float
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision:
     """Stop the program, then release the slices or keep them for a resume."""
+    releases = job.wish is DesiredState.DELETE or job.keep <= 0
     if job.attempt is not None and not observations.stopped:
-        job = replace(job, attempt=replace(job.attempt, stopping=True))
-        stop = Effect(EffectKind.STOP, placement)
-        return Decision(with_reason(job, "stopping"), effects=(stop,))
+        if not observations.unreachable:
+            return _repeat_stop(job, placement, job.attempt, "stopping")
+        attempt, too_long = _unconfirmed(job.attempt, now, timeouts)
+        stopping = f"stopping: {_list_hosts(observations.unreachable)} cannot be reached"
+        if releases or too_long:
+            # A slice with such a host is of no use for a resume.
+            job = with_reason(replace(job, attempt=attempt), stopping)
+            return release_for_user(job, placement, observations, now)
+        return _repeat_stop(job, placement, attempt, stopping)
     if job.wish is DesiredState.RESTART:
         return resume_job(job)
-    if job.wish is DesiredState.DELETE or job.keep <= 0:
-        return release_for_user(job, placement, now)
+    if releases:
+        return release_for_user(job, placement, observations, now)
     reason = f"slice {placement.accelerator} in {placement.zone} kept for a resume"
     ended = cancelled_attempt(job)
     job = replace(job, kept_until=now + job.keep)
     return finish_job(job, Status.CANCELLED, reason, now, ended=ended)
+
+
+def _unconfirmed(attempt: Attempt, now: float, timeouts: Timeouts) -> tuple[Attempt, bool]:
+    """Return the attempt whose stop a host did not confirm, and True if that lasts too long."""
+    since = now if attempt.unconfirmed_at is None else attempt.unconfirmed_at
+    return replace(attempt, unconfirmed_at=since), now - since > timeouts.bad_silence
+
+
+def _repeat_stop(job: Job, placement: Placement, attempt: Attempt, reason: str) -> Decision:
+    job = replace(job, attempt=replace(attempt, stopping=True))
+    return Decision(with_reason(job, reason), effects=(Effect(EffectKind.STOP, placement),))
+
+
+def _list_hosts(hosts: tuple[int, ...]) -> str:
+    """Format hosts: `host 1`, `hosts 1, 3`."""
+    return f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))}"
 
 
 def _keep_for_resume(
@@ -397,21 +479,29 @@ def _keep_for_resume(
     """Keep the slices of an ended job until its `keep` is over, it is deleted, or they are lost."""
     if job.kept_until is None:
         # The job was saved by an earlier version, which had no `kept_until`.
-        job = replace(job, kept_until=now + job.keep)
+        job = replace(job, kept_until=now + _keep_seconds(job))
     lost_reason = observations.placement.lost_reason if observations.placement else None
     time_left = now < (job.kept_until or 0.0)
-    if lost_reason is None and job.wish is DesiredState.CANCEL and time_left:
+    if lost_reason is None and job.wish is not DesiredState.DELETE and time_left:
         return Decision(job)
+    failed = job.status is Status.FAILED
     release_reason, job_reason = "no longer wanted", ""
     if lost_reason is not None:
         release_reason, job_reason = lost_reason, f"the kept slice was lost: {lost_reason}"
-    elif job.wish is DesiredState.CANCEL:
-        release_reason = job_reason = f"not resumed within {format_duration(job.keep)}"
+    elif job.wish is not DesiredState.DELETE:
+        duration = format_duration(_keep_seconds(job))
+        release_reason = job_reason = f"not resumed within {duration}"
+    if failed:
+        job_reason = job.reason  # the failure matters more than the slice
     return Decision(
         replace(job, placement=None, reason=job_reason, kept_until=None),
         effects=(Effect(EffectKind.RELEASE, placement, release_reason),),
         events=(Event("released", f"slice in {placement.zone}: {release_reason}"),),
     )
+
+
+def _keep_seconds(job: Job) -> float:
+    return job.keep_failed if job.status is Status.FAILED else job.keep
 
 
 def reset_for_resume(job: Job) -> Job:
@@ -471,24 +561,32 @@ def placement_fits(job: Job) -> bool:
 # --- Clocks -----------------------------------------------------------------------------------
 
 
-def clamp_times(job: Job, now: float) -> Job:
-    """Limit the times of a saved job: past events to `now`, deadlines to their longest delay.
+def adapt_times(job: Job, now: float) -> Job:
+    """Adapt the times of a saved job to a new server, because the wall clock may have been set.
 
-    If the wall clock was set back since an earlier server saved the job, a backoff of seconds would
-    otherwise last hours.
+    Past events are limited to `now`, and deadlines to their longest delay: otherwise a backoff of
+    seconds could last hours. A request that may not have appeared yet gets its full time again:
+    otherwise it could count as preempted at once.
     """
     placement, attempt = job.placement, job.attempt
+    if placement is not None and placement.phase is PlacementPhase.QUEUED:
+        placement = replace(placement, accepted_at=now)
+        job = replace(job, placement=placement)
     times = [job.not_before, job.kept_until]
     if placement is not None:
         times += [placement.asked_at, placement.ready_at]
+        times += [placement.accepted_at, placement.booting_at]
     if attempt is not None:
         times += [attempt.started_at, attempt.running_at, attempt.failed_at, attempt.stuck_at]
+        times.append(attempt.unconfirmed_at)
     if all(time is None or time <= now for time in times):
         return job  # the usual case; a server may start with thousands of jobs
     if placement is not None:
         placement = replace(
             placement,
             asked_at=min(placement.asked_at, now),
+            accepted_at=_at_most(placement.accepted_at, now),
+            booting_at=_at_most(placement.booting_at, now),
             ready_at=_at_most(placement.ready_at, now),
         )
     if attempt is not None:
@@ -498,13 +596,14 @@ def clamp_times(job: Job, now: float) -> Job:
             running_at=_at_most(attempt.running_at, now),
             failed_at=_at_most(attempt.failed_at, now),
             stuck_at=_at_most(attempt.stuck_at, now),
+            unconfirmed_at=_at_most(attempt.unconfirmed_at, now),
         )
     return replace(
         job,
         placement=placement,
         attempt=attempt,
         not_before=min(job.not_before, now + RETRY_LIMIT),
-        kept_until=_at_most(job.kept_until, now + job.keep),
+        kept_until=_at_most(job.kept_until, now + _keep_seconds(job)),
     )
 
 

@@ -26,6 +26,7 @@ from drumline.jobs.core.state import (
     Observations,
     Outcome,
     Placement,
+    PlacementPhase,
     Status,
     Timeouts,
 )
@@ -57,7 +58,8 @@ def after_stop(
     assert cause is not None
     if cause.kind in RESTART_MESSAGES:
         return _restart_uncounted(job, RESTART_MESSAGES[cause.kind], now, timeouts)
-    return _after_failure(job, placement, cause, now, timeouts)
+    dead = all(r.phase in {HostPhase.EXITED, HostPhase.FAILED} for r in observations.reports)
+    return _after_failure(job, placement, cause, now, timeouts, dead=dead)
 
 
 def _restart_uncounted(job: Job, message: str, now: float, timeouts: Timeouts) -> Decision:
@@ -83,27 +85,37 @@ def _restart_uncounted(job: Job, message: str, now: float, timeouts: Timeouts) -
 
 
 def _after_failure(
-    job: Job, placement: Placement, cause: Cause, now: float, timeouts: Timeouts
+    job: Job, placement: Placement, cause: Cause, now: float, timeouts: Timeouts, *, dead: bool
 ) -> Decision:
-    """Count a failure. Start the program again, or end the job if the allowance is used up."""
-    text = f"{cause.kind} on host {cause.host} of {cause.hosts}: {cause.error}"
-    outcome = Outcome.PROGRAM_FAILED
+    """Count a failure. Start the program again, or end the job if the allowance is used up.
+
+    `dead` says that the program has ended on every host. Only then are the slices kept for a
+    resume: on the others it would run beside the program that is resumed.
+    """
+    where = f"on host {cause.host} of {cause.hosts}: {cause.error}"
+    text, outcome = f"{cause.kind} {where}", Outcome.PROGRAM_FAILED
     if cause.kind == CauseKind.SETUP_FAILED:
         outcome = Outcome.SETUP_FAILED
     if cause.kind == CauseKind.STUCK:
-        text, outcome = f"stuck: {cause.error}", Outcome.STUCK
+        where = text = f"stuck: {cause.error}"
+        outcome = Outcome.STUCK
     ended = EndedAttempt(current_attempt(job), outcome, text, cause)
     failures = job.failures + 1
     job = replace(job, attempt=None, failures=failures)
     if job.allowance.failures is not None and failures > job.allowance.failures:
         count = "1 failure" if failures == 1 else f"{failures} failures, the last"
         part = "set-up" if outcome is Outcome.SETUP_FAILED else "program"
+        kept = dead and job.keep_failed > 0
+        if kept:
+            job = replace(job, kept_until=now + job.keep_failed)
+        else:
+            job = replace(job, placement=None)
         return finish_job(
-            replace(job, placement=None),
+            job,
             Status.FAILED,
-            f"{count} of the {part}; {text}",
+            f"{count} of the {part} {where}",
             now,
-            effects=(Effect(EffectKind.RELEASE, placement, "the job failed"),),
+            effects=() if kept else (Effect(EffectKind.RELEASE, placement, "the job failed"),),
             events=(Event("failed", text),),
             ended=(ended,),
         )
@@ -329,7 +341,8 @@ def after_preemption(
     position = f"in {placement.zone}: {reason}" if steps is None else _format_position(steps)
     events = (Event("preempted", f"slice preempted {position}"),)
     if job.allowance.preemptions is not None and preemptions > job.allowance.preemptions:
-        job_reason = f"slice preempted {preemptions} times"
+        count = "1 preemption" if preemptions == 1 else f"{preemptions} preemptions, the last"
+        job_reason = f"{count} in {placement.zone}: {reason}"
         return finish_job(job, Status.FAILED, job_reason, now, release, events, ended)
     job = with_reason(job, f"slice preempted in {placement.zone}", Status.RECOVERING)
     return Decision(job, release, events, ended)
@@ -346,6 +359,18 @@ def _format_position(steps: Steps) -> str:
 def cancelled_attempt(job: Job) -> tuple[EndedAttempt, ...]:
     """Return the current attempt as ended by the user; empty if there is none."""
     return (EndedAttempt(job.attempt, Outcome.CANCELLED, ""),) if job.attempt else ()
+
+
+def after_internal_error(job: Job, message: str, now: float) -> Decision:
+    """End a job that Drumline itself cannot handle. Its checkpoints and logs stay for a resume."""
+    placements = (*((job.placement,) if job.placement else ()), *job.parked)
+    release = tuple(Effect(EffectKind.RELEASE, placement, message) for placement in placements)
+    attempt = job.attempt
+    ended = (EndedAttempt(attempt, Outcome.INTERNAL_ERROR, message),) if attempt else ()
+    job = replace(job, placement=None, parked=(), kept_until=None)
+    if job.status.ended:
+        return Decision(job, release, (Event("released", message),))
+    return finish_job(job, Status.FAILED, message, now, effects=release, ended=ended)
 
 
 # --- The running program ----------------------------------------------------------------------
@@ -397,11 +422,22 @@ def _made_progress(job: Job, steps: Steps | None) -> bool:
 # --- The end of a job -------------------------------------------------------------------------
 
 
-def release_for_user(job: Job, placement: Placement, now: float) -> Decision:
-    """End a cancelled or deleted job and release its slices."""
+def release_for_user(
+    job: Job, placement: Placement, observations: Observations, now: float
+) -> Decision:
+    """Release the slices of a cancelled or deleted job, and end it.
+
+    If a program may still run on them, the job ends once the slices are gone.
+    """
     release = (Effect(EffectKind.RELEASE, placement, "no longer wanted"),)
-    ended = cancelled_attempt(job)
+    observation = observations.placement
+    listed = observation.listed if observation else None
+    gone = observation is not None and (listed is None or not listed.may_run)
+    may_have_run = placement.phase is PlacementPhase.READY and job.attempt is not None
     job = replace(job, placement=None)
+    if may_have_run and not (gone or observations.stopped):
+        return Decision(job, effects=release)
+    ended = cancelled_attempt(job)
     return finish_job(job, Status.CANCELLED, "cancelled", now, effects=release, ended=ended)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from drumline.chips import slice_of
 from drumline.jobs.core.steps import Steps
-from drumline.observed import HostReport, ListedPlacement, PlacementState
+from drumline.observed import HostReport, ListedPlacement, PlacementState, Refusal
 
 
 class Candidate(NamedTuple):
@@ -73,6 +73,8 @@ class Outcome(StrEnum):
     """No host of the slices could be reached over SSH, or a file that this needs is missing."""
     CANCELLED = "cancelled"
     REFUSED = "refused"
+    INTERNAL_ERROR = "internal error"
+    """Drumline itself failed."""
 
 
 class PlacementPhase(StrEnum):
@@ -107,6 +109,12 @@ class Placement:
     asked_at: float
     phase: PlacementPhase = PlacementPhase.REQUESTING
     ready_at: float | None = None
+    accepted_at: float | None = None
+    """When the cloud accepted the request."""
+    operation: str = ""
+    """The name of the cloud's operation that creates it; empty if it is not known."""
+    booting_at: float | None = None
+    """When the cloud was first observed to have granted the slices."""
     slices: int = 1
     proved: bool = False
     """True if the chips passed the burn-in that the job file or the host history asks for."""
@@ -135,6 +143,8 @@ class Attempt:
     stuck_at: float | None = None
     """The time when the lack of new steps was observed. The decision waits for a cloud poll."""
     stopping: bool = False
+    unconfirmed_at: float | None = None
+    """When a host first did not confirm the stop that a user asked for."""
 
 
 class CauseKind(StrEnum):
@@ -193,9 +203,13 @@ class Job:
     """Seconds without a new step after which the program counts as stuck; None for no limit."""
     keep: float = 3600.0
     """Seconds that a cancelled job keeps its slices for a resume."""
+    keep_failed: float = 300.0
+    """Seconds that a failed job keeps its slices for a resume."""
     kept_until: float | None = None
-    """The time when the slices of a cancelled job are released; None if it keeps none."""
+    """The time when the slices of an ended job are released; None if it keeps none."""
     wish: DesiredState = DesiredState.RUN
+    deletes: int = 0
+    """The number of deletes that users asked for. A resume that began before one is refused."""
     status: Status = Status.QUEUED
     reason: str = ""
     next_choice: int = 0
@@ -240,6 +254,15 @@ class Job:
     ended_at: float | None = None
 
 
+class OldProgram(StrEnum):
+    """What is known of the program on a slice that is being deleted."""
+
+    UNKNOWN = ""
+    ENDED = "ended"
+    FENCED = "fenced"
+    """It had claimed its checkpoint folder, so it cannot write there after the next attempt."""
+
+
 @dataclass(frozen=True)
 class PlacementObservation:
     """A placement as the newest successful poll of its zone shows it."""
@@ -247,7 +270,11 @@ class PlacementObservation:
     at: float
     """The time when the poll began."""
     listed: ListedPlacement | None
-    """The placement in the listing; None if the cloud no longer has it."""
+    """The placement in the listing; None if the cloud does not have it."""
+    refusal: Refusal | None = None
+    """The error with which its create operation ended, if the cloud does not have it."""
+    creating: bool = False
+    """True if the cloud does not have it yet, because its create operation is in progress."""
 
     @property
     def lost_reason(self) -> str | None:
@@ -279,9 +306,12 @@ class Observations:
     """The time when this server began to listen to the hosts. Earlier silence does not count."""
     zones: Mapping[Candidate, ZoneStatus] = field(default_factory=dict)
     old_program_may_run: bool = False
-    """True if a slice that is being deleted may still run a program of this job."""
+    """True if a slice that is being deleted may still run a program of this job. For a job that
+    shall run, programs of other jobs with the same checkpoint folder count too."""
     stopped: bool = False
-    """True if the program was stopped on every reachable host."""
+    """True if every host confirmed that the program is stopped."""
+    unreachable: tuple[int, ...] = ()
+    """The hosts that did not confirm the last stop."""
     steps: Steps | None = None
     """The steps that the current attempt has reported."""
     mass_failure: str = ""
@@ -294,6 +324,15 @@ class Timeouts:
 
     waiting: float = 600.0
     """Wait for capacity in a zone while another one is open. Queues move within minutes."""
+    visible: float = 60.0
+    """Time after the cloud accepted a request in which neither listings nor lookups need to have
+    it. Google shows a new resource up to a minute late."""
+    booting: float = 2400.0
+    """Time from the grant of a slice to READY with all addresses. Large slices boot within 20
+    minutes. Slices whose creation or repair failed stay in these states and use quota for ever."""
+    deleting: float = 1800.0
+    """Time for the deletion of a slice, which takes minutes. A deletion may also take days. Then
+    the job goes on elsewhere, if the old program has ended or can no longer write checkpoints."""
     silence: float = 90.0
     """Silence of a host after which its slice counts as lost if the cloud no longer reports it as
     READY."""

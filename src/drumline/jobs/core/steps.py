@@ -28,6 +28,8 @@ class Steps:
     """The time when the attempt's newest checkpoint was first observed; None before its first."""
     tells_checkpoints: bool = False
     """True if the program reports its checkpoints."""
+    fenced: bool = False
+    """True if the program has claimed its checkpoint folder with its fencing number."""
 
     @property
     def last_step(self) -> bool:
@@ -56,6 +58,7 @@ def update_steps(steps: Steps | None, heartbeat: Mapping[str, object], now: floa
         steps,
         total=to_number(heartbeat.get("total")) or steps.total,
         tells_checkpoints=steps.tells_checkpoints or "checkpoint" in heartbeat,
+        fenced=steps.fenced or heartbeat.get("fenced") is True,
     )
     checkpoint = to_number(heartbeat.get("checkpoint"))
     if checkpoint is None or checkpoint == steps.checkpoint:

@@ -26,6 +26,7 @@ from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Status
 from drumline.jobs.server.execution import Exchange, LinesResponse
 from drumline.jobs.server.logs import LogQuery, stream_logs
+from drumline.jobs.server.request_bodies import read_body
 from drumline.jobs.server.service import MAX_ID_DIGITS, RECENT_SECONDS, JobService
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.store.records import UNREADABLE, JobFilter
@@ -75,7 +76,7 @@ class JobsApi:
             exception_handlers={
                 RequestError: _request_error,
                 HTTPException: _http_error,
-                sqlite3.OperationalError: _storage_error,
+                sqlite3.DatabaseError: _storage_error,
                 OSError: _storage_error,
             },
         )
@@ -178,13 +179,8 @@ def _job_id(request: Request) -> str:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    try:
-        body = await request.json() if await request.body() else {}
-    except (ValueError, RecursionError):
-        raise RequestError("the request's body is not JSON") from None
-    if not isinstance(body, dict):
-        raise RequestError("the request's body is not a JSON object")
-    return body
+    body = await request.body()
+    return read_body(body) if body else {}
 
 
 def _field(body: dict[str, Any], key: str) -> Any:
@@ -263,6 +259,9 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 
 async def _storage_error(_: Request, error: Exception) -> Response:
+    if isinstance(error, sqlite3.DatabaseError) and "malformed" in str(error):
+        text = f"jobs.db is damaged ({error}); restore a copy of it"
+        return JSONResponse({"error": text}, status_code=507)
     if not is_disk_error(error):
         raise error
     text = f"cannot write to the Drumline home: {error}; free disk space and try again"

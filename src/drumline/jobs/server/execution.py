@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from drumline.hosts.values import Stream
+from drumline.jobs.server.request_bodies import read_body
 from drumline.jobs.server.verbs import RequestError
 
 if TYPE_CHECKING:
@@ -150,8 +151,8 @@ class Exchange:
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
         self._complete = False
 
-    async def first_line(self) -> Any:
-        """Read the first line as JSON."""
+    async def first_line(self) -> dict[str, Any]:
+        """Read the first line, a JSON object."""
         head = b""
         while b"\n" not in head and not self._complete:
             if len(head) > MAX_LINE_BYTES:
@@ -159,10 +160,7 @@ class Exchange:
             head += await self._chunk() or b""
         line, _, rest = head.partition(b"\n")
         self._chunks.put_nowait(rest)
-        try:
-            return json.loads(line)
-        except ValueError:
-            raise RequestError("the first line is not JSON") from None
+        return read_body(line)
 
     async def input(self) -> AsyncIterator[bytes]:
         """Yield the bytes after the first line."""

@@ -5,7 +5,8 @@ start.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ from drumline.hosts.packing.folders import require_workdir
 from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
 from drumline.jobs.billing import quota_warnings
 from drumline.jobs.config import Config
+from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Candidate
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.slice_settings import check_zones
+from drumline.observed import FaultKind
 
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
@@ -42,6 +45,19 @@ class JobFiles:
         except SpecError as error:
             raise RequestError(str(error)) from None
 
+    async def login_error(self, raw: Mapping[str, Any]) -> str:
+        """Return a message if the login to the cloud is missing or expired, else empty.
+
+        An invalid job file is reported first. A network error says nothing about the login.
+        """
+        self.validate(raw)
+        try:
+            await self._cloud.check_login()
+        except CloudError as error:
+            if self._cloud.explain(error, "").fault.kind is FaultKind.LOGIN:
+                return str(error)
+        return ""
+
     async def check(self, raw: Mapping[str, Any]) -> "tuple[JobSpec, tuple[Candidate, ...]]":
         """Read a job file from JSON. Return it with the slices that it can run on here."""
         from drumline.jobs.spec.zones import (
@@ -49,6 +65,7 @@ class JobFiles:
             candidates,
             check_regions,
             checkpoint_error,
+            mount_error,
         )
 
         spec = self.validate(raw)
@@ -58,7 +75,8 @@ class JobFiles:
                 f"project: this server uses {config.project}, not {spec.project};"
                 " set another DRUMLINE_HOME for another project"
             )
-        if message := checkpoint_error(spec, local=config.local):
+        message = mount_error(spec, local=config.local)
+        if message := message or checkpoint_error(spec, local=config.local):
             raise RequestError(message)
         choices = candidates(spec, local=config.local)
         if spec.zones == "any" and not config.local and config.zones:
@@ -98,19 +116,17 @@ class JobFiles:
         local = self._config.local
         if spec.workdir is None:
             return choose_package(None, scripts, python, local=local)
-        try:
+        with _reading(spec.workdir):
             require_workdir(spec.workdir, self._config.home)
             return await asyncio.to_thread(
                 choose_package, spec.workdir, scripts, python, local=local
             )
-        except code.CodeError as error:
-            raise RequestError(str(error)) from None
 
     async def pack(self, spec: "JobSpec", bundled: BundledPackage) -> dict[str, Any] | None:
         """Pack the job's code and describe the archive. Return None if there is no code."""
         if spec.workdir is None and bundled.package is None:
             return None
-        try:
+        with _reading(spec.workdir):
             packed = await asyncio.to_thread(
                 code.pack,
                 spec.workdir,
@@ -118,8 +134,6 @@ class JobFiles:
                 package=bundled.package,
                 rules=self._rules(spec),
             )
-        except code.CodeError as error:
-            raise RequestError(str(error)) from None
         self._require_requirements_file(spec, packed.left_out)
         return {
             "sha": packed.sha256,
@@ -137,10 +151,8 @@ class JobFiles:
             if bundled.package is None:
                 return None
             return {"files": 0, "bytes": 0, "drumline": bundled.use, "left_out": []}
-        try:
+        with _reading(spec.workdir):
             measured = await asyncio.to_thread(code.measure, spec.workdir, rules=self._rules(spec))
-        except code.CodeError as error:
-            raise RequestError(str(error)) from None
         self._require_requirements_file(spec, measured.left_out)
         return {
             "files": measured.files,
@@ -169,3 +181,23 @@ class JobFiles:
                     f"python.requirements: {name} would not be sent ({entry.reason}); "
                     "add it to include"
                 )
+
+
+@contextmanager
+def _reading(workdir: Path | None) -> Iterator[None]:
+    """Turn an error of reading the user's files into a RequestError.
+
+    Files may vanish, change or lose their permissions at any moment while they are read.
+    """
+    try:
+        yield
+    except code.CodeError as error:
+        raise RequestError(str(error)) from None
+    except OSError as error:
+        if is_disk_error(error):  # of the archive in Drumline's home
+            raise
+        raise RequestError(
+            f"workdir: {error.filename or workdir} cannot be read"
+            f" ({error.strerror or type(error).__name__}); if its files changed while they were"
+            " packed, try again"
+        ) from None

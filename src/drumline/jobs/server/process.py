@@ -12,21 +12,26 @@ import contextlib
 import fcntl
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
 
+from drumline.cloud import serving
 from drumline.cloud.google.infra_health import InfraHealth
 from drumline.cloud.google.rest import Dependencies
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.idle_exit import SHUTDOWN_SECONDS, IdleExit
+from drumline.errors import UserError
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.connection import home_folder
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.folders import Folders
+from drumline.jobs.server import log_file
 from drumline.jobs.server.api import JobsApi
 from drumline.jobs.server.service import JobService
 from drumline.jobs.server.verbs import RequestError
@@ -73,10 +78,12 @@ def start_emulator(config: Config) -> None:
             raise RequestError(f"the emulator does not start: {error}", 502) from None
 
 
-def ssh_key(folders: Folders) -> str:
+def ssh_key(folders: Folders, slices: Sequence[str] | None = None) -> str:
     """Return the public SSH key. Generate the key pair on the first call.
 
-    The public key has its own file, so that a start does not import SSH to derive it.
+    `slices` are those that know the key. A lost key is not replaced while there are any, because
+    a new one would open none of them. If they are unknown, the public key shows that a pair was
+    generated. The public key has its own file, so that a start does not import SSH to derive it.
     """
     public = folders.key.with_suffix(".pub")
     try:
@@ -85,6 +92,13 @@ def ssh_key(folders: Folders) -> str:
             return public.read_text().strip()
     except FileNotFoundError:
         pass
+    if not folders.key.exists() and (slices or (slices is None and public.exists())):
+        known_by = f", and the hosts of {', '.join(slices)} accept no other key" if slices else ""
+        raise UserError(
+            f"the SSH key {folders.key} is missing{known_by}; restore it from a backup, or give up "
+            f"the programs on these slices with a new key: ssh-keygen -t ed25519 -N '' -f "
+            f"{shlex.quote(str(folders.key))}"
+        )
     import asyncssh
 
     if folders.key.exists():
@@ -111,14 +125,22 @@ async def _socket_removed(path: Path) -> None:
             await asyncio.sleep(SOCKET_CHECK_SECONDS)
 
 
+def remove_socket(path: Path, inode: int) -> None:
+    """Remove the socket of this server, but not that of a server that has replaced it."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_ino == inode:
+            path.unlink()
+
+
 async def serve(config: Config, stay: bool = False) -> None:
     """Serve until stopped. Without `stay`, also exit after the idle time of the settings."""
     folders = Folders(config.home)
     store = Store(folders.database)
     store.require_original(folders.home)
+    public_key = ssh_key(folders, store.held_slices())
     cloud = await asyncio.to_thread(connect, config)
     source = health_source(config)
-    supervisor = Supervisor(store, cloud, config, ssh_key(folders), health_source=source)
+    supervisor = Supervisor(store, cloud, config, public_key, health_source=source)
     stop = asyncio.Event()
     service = JobService(supervisor)
     api = JobsApi(
@@ -135,22 +157,23 @@ async def serve(config: Config, stay: bool = False) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folders.socket))
     folders.socket.chmod(0o600)
+    inode = folders.socket.stat().st_ino
     web = uvicorn.Server(uvicorn.Config(idle_exit, log_level="warning", lifespan="off"))
     web.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    serving = asyncio.create_task(web.serve(sockets=[listener]))
+    answering = asyncio.create_task(serving.serve(web, listener))
     supervising = asyncio.create_task(supervisor.run())
     stopping = asyncio.create_task(stop.wait())
     orphaned = asyncio.create_task(_socket_removed(folders.socket))
     idle = asyncio.create_task(idle_exit.wait_until_idle())
     try:
-        tasks = {serving, supervising, stopping, orphaned, idle}
+        tasks = {answering, supervising, stopping, orphaned, idle}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if idle.done():
             log.info("exiting after %.0f min without work", config.idle_seconds / 60)
-            folders.socket.unlink(missing_ok=True)
+            remove_socket(folders.socket, inode)
             await asyncio.sleep(SHUTDOWN_SECONDS)
     finally:
         web.should_exit = True
@@ -158,13 +181,13 @@ async def serve(config: Config, stay: bool = False) -> None:
         supervising.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await supervising
-        await serving
+        await answering
         stopping.cancel()
         orphaned.cancel()
         idle.cancel()
         await supervisor.close()
         store.close()
-        folders.socket.unlink(missing_ok=True)
+        remove_socket(folders.socket, inode)
 
 
 def main() -> None:
@@ -172,11 +195,7 @@ def main() -> None:
     os.umask(0o077)
     home = home_folder()
     folders = Folders(home)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    for library in ("asyncssh", "httpx", "httpcore"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    log_file.configure(home / "server.log")
     with folders.lock.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,5 +203,5 @@ def main() -> None:
             return
         try:
             asyncio.run(serve(read(home), stay="--stay" in sys.argv[1:]))
-        except (ConfigError, SchemaError) as error:
+        except (ConfigError, SchemaError, UserError) as error:
             sys.exit(str(error))

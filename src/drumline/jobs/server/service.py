@@ -13,6 +13,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from pydantic import ValidationError
+
 from drumline.errors import CloudError
 from drumline.hosts.packing.rules import packing_notes
 from drumline.hosts.values import working_copy
@@ -55,9 +57,7 @@ class JobService:
 
     def record(self, job_id: str) -> Record:
         """Return the job with this id, written as 12 or 000012. Raise RequestError."""
-        job_id = job_id.zfill(6)
-        if not (job_id.isascii() and job_id.isdecimal()) or len(job_id) > MAX_ID_DIGITS:
-            raise self._no_job(job_id[:40])
+        job_id = self._valid_id(job_id)
         try:
             record = self.supervisor.record(job_id)
         except UnreadableJobError as error:
@@ -70,7 +70,15 @@ class JobService:
             raise self._no_job(job_id)
         return record
 
+    def _valid_id(self, job_id: str) -> str:
+        """Return an id with its leading zeros. Raise RequestError if it can be no id."""
+        job_id = job_id.zfill(6)
+        if not (job_id.isascii() and job_id.isdecimal()) or len(job_id) > MAX_ID_DIGITS:
+            raise self._no_job(job_id)
+        return job_id
+
     def _no_job(self, job_id: str) -> RequestError:
+        job_id = "".join(filter(str.isprintable, job_id))[:40]
         return RequestError(f"there is no job {job_id}; drumline list --all lists all jobs", 404)
 
     def overview(self, search: JobFilter = ALL_JOBS) -> list[dict[str, Any]]:
@@ -154,6 +162,8 @@ class JobService:
         job_origin = dict(origin or {})
         if job_origin.get("from"):
             raw, job_origin = self._take_over(raw, job_origin)
+        if message := await self.files.login_error(raw):
+            raise RequestError(f"{message}; nothing was created")
         spec, choices = await self.files.check(raw)
         missing = set(spec.secrets) - set(secrets)
         if missing:
@@ -164,6 +174,7 @@ class JobService:
         stored |= {"archive": archive, "origin": job_origin or None}
         now = time.time()
         stored["checkpoint_owner"] = checkpoint_owner(self.store.owner, now)
+        _stored_spec(stored)
         terms = verbs.JobTerms.of(spec, choices)
         cleanup = contextlib.ExitStack()
 
@@ -228,6 +239,8 @@ class JobService:
         bundled = await self.files.choose_package(spec)
         archive = await self.files.measure(spec, bundled)
         warnings = [f"! {warning}" for warning in self.files.warnings(spec, choices, bundled)]
+        if message := await self.files.login_error(raw):
+            warnings.append(f"! {message}")
         packing = packing_fields(archive)
         settings = spec.slice_settings.over(self.supervisor.config.slice_settings)
         plan = views.plan_lines(spec, choices, archive, settings)
@@ -238,7 +251,7 @@ class JobService:
 
     async def verb(self, job_id: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """`resume`, `cancel`, `delete` or `clean` a job."""
-        job_id = job_id.zfill(6)
+        job_id = self._valid_id(job_id)
         try:
             self.supervisor.record(job_id)
         except UnreadableJobError as error:
@@ -332,7 +345,7 @@ class JobService:
         if after["checkpoint"] != before.get("checkpoint"):
             owner = checkpoint_owner(self.store.owner, time.time())
         added = {"archive": archive, "origin": origin, "checkpoint_owner": owner}
-        stored = StoredSpec.from_json(after | added)
+        stored = _stored_spec(after | added)
         terms = verbs.JobTerms.of(spec, choices)
         # No await from here on: the job is read again and changed at once.
         folder = stored.checkpoints_of(job_id)
@@ -431,6 +444,16 @@ class JobService:
             }
             for index, (endpoint, proxy) in enumerate(zip(listed.endpoints, proxies, strict=True))
         ]
+
+
+def _stored_spec(document: dict[str, Any]) -> StoredSpec:
+    """Return the spec to store. Raise RequestError if a caller has sent an invalid origin."""
+    try:
+        return StoredSpec.from_json(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise RequestError(f"{place}: {first['msg'].lower()}") from None
 
 
 def packing_fields(archive: Mapping[str, Any] | None) -> dict[str, Any]:

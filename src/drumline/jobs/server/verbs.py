@@ -30,6 +30,9 @@ from drumline.jobs.store.records import Record
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
 
+KEEP_CANCELLED_SECONDS, KEEP_FAILED_SECONDS = 3600.0, 300.0
+"""The default of `keep`. A user who cancels chooses when; a job may fail while nobody looks."""
+
 
 class RequestError(UserError):
     """A request of a caller that cannot be fulfilled."""
@@ -56,6 +59,7 @@ class JobTerms:
     allowance: Allowance
     grace: float
     keep: float
+    keep_failed: float
     stuck_after: float | None
     parking: int = 0
 
@@ -68,7 +72,8 @@ class JobTerms:
             choices,
             Allowance(*(None if count == "unlimited" else count for count in counts)),
             spec.stop_grace,
-            spec.keep,
+            KEEP_CANCELLED_SECONDS if spec.keep is None else spec.keep,
+            KEEP_FAILED_SECONDS if spec.keep is None else spec.keep,
             None if spec.stuck_after == "never" else spec.stuck_after,
             spec.parking,
         )
@@ -82,6 +87,7 @@ class JobTerms:
             allowance=self.allowance,
             grace=self.grace,
             keep=self.keep,
+            keep_failed=self.keep_failed,
             stuck_after=self.stuck_after,
             parking=self.parking,
         )
@@ -115,17 +121,23 @@ def cancel(record: Record) -> VerbResult:
 def delete(record: Record) -> VerbResult:
     """Stop the program and release the slice."""
     job = record.job
-    decision = None
-    if job.wish is not DesiredState.DELETE:
-        event = Event("note", "delete requested")
-        decision = Decision(replace(job, wish=DesiredState.DELETE), events=(event,))
-    if job.placement is None:
-        return VerbResult(f"{job.id} holds no slice", decision)
-    chips = job.placement.chips
-    return VerbResult(
-        f"{job.id} is being stopped; {chips} chips in {job.placement.zone} are being released",
-        decision,
+    new = job.wish is not DesiredState.DELETE
+    events = (Event("note", "delete requested"),) if new else ()
+    decision = Decision(
+        replace(job, wish=DesiredState.DELETE, deletes=job.deletes + 1), events=events
     )
+    placement = job.placement
+    if placement is None and job.status.ended:
+        return VerbResult(f"{job.id} is {job.status} and holds no slice", decision)
+    if placement is None:
+        return VerbResult(f"{job.id} is cancelled; it holds no slice", decision)
+    if placement.ready_at is None:
+        request = f"its request for {placement.accelerator} in {placement.zone}"
+        return VerbResult(f"{job.id} is cancelled; {request} is withdrawn", decision)
+    stopped = "" if job.status.ended else f"{job.id} is being stopped; "
+    chips = f"{placement.chips} chips in {placement.zone}"
+    owner = f" of {job.id}" if job.status.ended else ""
+    return VerbResult(f"{stopped}{chips}{owner} are being released", decision)
 
 
 def reason_not_to_resume(job: Job) -> str | None:
@@ -153,7 +165,7 @@ def resume(
     `changes` are the lines of the job file that changed.
     """
     job = record.job
-    if job.wish is DesiredState.DELETE and requested.wish is not DesiredState.DELETE:
+    if job.deletes != requested.deletes:
         raise RequestError(f"{job.id} was deleted in the meantime; it is not resumed", 409)
     reason = reason_not_to_resume(job)
     if reason is not None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from drumline import __version__
 from drumline.chips import slice_of
 from drumline.jobs.billing import cost_of_lost_steps, cost_of_slices, price_per_hour
-from drumline.jobs.core.outcomes import format_duration
-from drumline.jobs.core.state import Candidate, Job
+from drumline.jobs.core.state import Candidate, Job, Status
 from drumline.jobs.core.steps import count_repeated_steps
 from drumline.jobs.slice_settings import SliceSettings
 from drumline.jobs.store.records import UNREADABLE, Record, UnreadableJob
@@ -86,8 +85,19 @@ def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
     if remaining is not None and job.placement is not None:
         rate = price_per_hour(job.placement.accelerator, job.placement.zone, spec.capacity)
         cost = f", about ${rate:,.2f} an hour" if rate else ""
-        return f"{job.reason}, {format_duration(remaining)} left{cost}"
+        until = f"until {_clock_time(time.time() + remaining)}"
+        if job.status is Status.FAILED:
+            tpu_slice = f"slice {job.placement.accelerator} in {job.placement.zone}"
+            return f"{job.reason}; {tpu_slice} kept {until} for a resume{cost}"
+        return f"{job.reason} {until}{cost}"
     return job.reason or supervisor.heartbeats.warnings.get(job.id, "")
+
+
+def _clock_time(moment: float) -> str:
+    """Format as `14:12`, or as `20 Nov 14:12` on another day."""
+    local, today = time.localtime(moment), time.localtime()
+    same_day = local[:3] == today[:3]
+    return time.strftime("%H:%M" if same_day else "%d %b %H:%M", local)
 
 
 def history(supervisor: "Supervisor", record: Record) -> dict[str, Any]:

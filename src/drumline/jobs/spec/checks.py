@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from drumline.chips.names import nearest
 from drumline.errors import UserError
+from drumline.hosts.environment import SERVICE_ACCOUNT
 from drumline.jobs.patterns import find_slow_line
 from drumline.jobs.spec.yaml_lines import KeyPath, Scalar
 
@@ -373,6 +374,27 @@ def image(raw: object) -> str:
     if not _IMAGE.fullmatch(name) or len(name) > 400:
         raise InvalidValue(f"{quoted(name)} is not an image name; example: python:3.12-slim")
     return name
+
+
+_MEMORY = re.compile(r"[1-9][0-9]*[bkmg]", re.IGNORECASE)
+
+
+def registry_login(raw: object) -> str:
+    """Return `service-account`, or the name of a secret."""
+    return SERVICE_ACCOUNT if raw == SERVICE_ACCOUNT else variable(raw)
+
+
+def memory_size(raw: object) -> str:
+    """Return a size such as `16g`."""
+    size = text(raw).strip()
+    if not _MEMORY.fullmatch(size):
+        raise InvalidValue(f"is {quoted(size)}; expected a size with its unit, like 16g or 512m")
+    return size.lower()
+
+
+def container(raw: object) -> dict[str, object]:
+    """Return a map with `image`. The name of an image alone is enough."""
+    return {"image": raw} if isinstance(raw, str) else map_of(raw, "image: python:3.12-slim")
 
 
 def include(raw: object) -> tuple[str, ...]:

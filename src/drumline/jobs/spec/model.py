@@ -19,13 +19,13 @@ from pydantic import (
     model_validator,
 )
 
+from drumline.hosts.environment import SERVICE_ACCOUNT, is_google_registry, registry_of
 from drumline.jobs.slice_settings import SliceSettings
 from drumline.jobs.spec import checks, slice_checks
 from drumline.jobs.spec import zones as zone_checks
-from drumline.jobs.spec.checks import InvalidValue, quoted
+from drumline.jobs.spec.checks import InvalidValue, quoted, unique
 from drumline.jobs.spec.yaml_lines import KeyPath
 
-KEEP_SECONDS = 3600.0
 """Seconds that a cancelled job keeps its slice: enough to fix a bug, and a small bill."""
 
 Allowance = Annotated[int | Literal["unlimited"], BeforeValidator(checks.allowance)]
@@ -93,6 +93,41 @@ class Python(BaseModel):
             errors.append((("version",), message))
         if errors:
             raise InvalidValue.from_errors(errors)
+        return self
+
+
+class Docker(BaseModel):
+    """The container of the program."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: Annotated[str, BeforeValidator(checks.image)] = Field(
+        description="The container image.",
+        examples=["us-docker.pkg.dev/lab-tpu-1/images/llama:v3"],
+    )
+    login: Annotated[str | None, _optional(checks.registry_login)] = Field(
+        default=None,
+        description="The login to a private registry: `service-account` for the account of the "
+        "hosts, with images of Artifact Registry, or one of the `secrets`, whose value is "
+        "`USER:PASSWORD` or the JSON key of a service account. Without it, a private image of "
+        "Artifact Registry or gcr.io is pulled with the account of the hosts, too.",
+        examples=["service-account"],
+    )
+    shm_size: Annotated[str, BeforeValidator(checks.memory_size)] = Field(
+        default="16g",
+        description="The size of `/dev/shm` in the container, as docker writes it.",
+        examples=["64g"],
+    )
+
+    @model_validator(mode="after")
+    def _check_login(self) -> Self:
+        registry = registry_of(self.image)
+        if self.login == SERVICE_ACCOUNT and not is_google_registry(registry):
+            raise InvalidValue(
+                f"logs in to Artifact Registry only, and {quoted(self.image)} is not there; "
+                "name a secret with USER:PASSWORD",
+                "login",
+            )
         return self
 
 
@@ -265,8 +300,18 @@ class JobSpec(BaseModel):
         "The values are stored only in a private file, which is deleted when the job ends.",
         examples=[["HF_TOKEN", "WANDB_API_KEY"]],
     )
+    docker: Annotated[Docker | None, _optional(_keys_of(Docker, checks.container))] = Field(
+        default=None,
+        description="The container of the program: an image, or a map with the following keys. "
+        "The same as `python: {kind: docker, image: …}`, with a login and the size of `/dev/shm`.",
+        examples=[
+            "python:3.12-slim",
+            {"image": "us-docker.pkg.dev/lab-tpu-1/images/llama:v3", "login": "service-account"},
+        ],
+    )
     python: Annotated[Python, BeforeValidator(_python)] = Field(
         default=Python(kind="system"),
+        validate_default=True,
         description="The Python environment: a kind, or a map with the following keys. "
         "Default: `system`.",
         examples=["uv", {"kind": "docker", "image": "python:3.12-slim"}],
@@ -386,10 +431,12 @@ class JobSpec(BaseModel):
         "seconds, or `30s`, `2m`. Default: `30`.",
         examples=["2m"],
     )
-    keep: Annotated[float, BeforeValidator(checks.keep)] = Field(
-        default=KEEP_SECONDS,
-        description="The time that a cancelled job keeps its slice for a `resume`, at your cost: "
-        "seconds, `30m`, `2h`; `0` releases it at once. Default: `1h`.",
+    keep: Annotated[float | None, _optional(checks.keep)] = Field(
+        default=None,
+        description="The time that a cancelled or failed job keeps its slice for a `resume`, at "
+        "your cost: seconds, `30m`, `2h`; `0` releases it at once. A slice with a bad host, or on "
+        "which the program may still run, is not kept. Default: `1h` after `cancel`, `5m` after a "
+        "failure.",
         examples=["10m"],
     )
     progress: Annotated[str | None, _optional(checks.progress)] = Field(
@@ -420,6 +467,44 @@ class JobSpec(BaseModel):
     def _check_zones(cls, value: object, info: ValidationInfo) -> object:
         return zone_checks.zones(value, info.data.get("accelerator"))
 
+    @field_validator("docker")
+    @classmethod
+    def _check_login(cls, value: Docker | None, info: ValidationInfo) -> Docker | None:
+        secrets = info.data.get("secrets")
+        if value is None or secrets is None:
+            return value
+        if value.login not in {None, SERVICE_ACCOUNT, *secrets}:
+            raise InvalidValue(
+                f"{quoted(value.login)} is not one of the secrets; add it to secrets, "
+                f"or write {SERVICE_ACCOUNT}",
+                "login",
+            )
+        return value
+
+    @field_validator("python", mode="before")
+    @classmethod
+    def _allow_short_form(cls, value: object, info: ValidationInfo) -> object:
+        return None if value == "docker" and info.data.get("docker") else value
+
+    @field_validator("python")
+    @classmethod
+    def _use_container(cls, value: Python, info: ValidationInfo) -> Python:
+        """Return the environment of `docker` if that key is set."""
+        docker = info.data.get("docker")
+        if docker is None:
+            return value
+        if value.kind not in {"system", "docker"}:
+            raise InvalidValue(f"{value.kind} cannot be combined with docker; remove one of them")
+        if value.requirements:
+            raise InvalidValue(
+                "cannot be combined with docker; add the packages to the image", "requirements"
+            )
+        if value.image not in {None, docker.image}:
+            raise InvalidValue(
+                f"{quoted(value.image)} is not the image of docker; remove it", "image"
+            )
+        return Python(kind="docker", image=docker.image, drumline=value.drumline)
+
     @field_validator("reservation")
     @classmethod
     def _check_reservation(cls, value: str | None, info: ValidationInfo) -> str | None:
@@ -432,6 +517,7 @@ class JobSpec(BaseModel):
     def _check_disks(
         cls, value: tuple[DiskKeys, ...], info: ValidationInfo
     ) -> tuple[DiskKeys, ...]:
+        unique([disk.source for disk in value])
         zone_checks.check_disk_modes(
             info.data.get("accelerator", ()), [disk.mode for disk in value]
         )
@@ -462,6 +548,7 @@ class JobSpec(BaseModel):
 _SETTINGS: TypeAdapter[Any] = TypeAdapter(SliceSettings)
 SUBMODELS: Mapping[str, type[BaseModel]] = {
     "python": Python,
+    "docker": Docker,
     "retry": Retry,
     "service_account": AccountKeys,
     "ssh": SshOptions,

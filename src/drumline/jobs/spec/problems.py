@@ -26,8 +26,8 @@ _FOREIGN_KEYS = {
     "buckets": "mounts",
     "volumes": "mounts",
     "requirements": "python.requirements",
-    "docker": "python.image",
-    "image": "python.image",
+    "image": "docker.image",
+    "container": "docker.image",
     "workers": "hosts",
     "max_retries": "retry.failures",
     "cwd": "workdir",
@@ -45,6 +45,7 @@ _MISSING = {
     "accelerator": "is missing; name a slice, like v4-8",
     "run": "is missing; write a command, like python train.py",
     "source": "is missing; name a disk, like imagenet",
+    "image": "is missing; name an image, like python:3.12-slim",
     "kind": "is missing; it is one of system, uv, venv, conda, docker",
 }
 

@@ -8,6 +8,7 @@ hashes.
 
 import json
 import os
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +38,11 @@ from drumline.jobs.spec.yaml_lines import (
     read,
 )
 
-_MAPS = ("environment", "python", "mounts", "retry", "service_account", "labels", "ssh")
+_MAPS = (
+    "environment", "python", "docker", "mounts", "retry", "service_account", "labels", "ssh",
+)  # fmt: skip
 """The keys whose values are maps."""
-_SHORT_FORMS = {"python": "kind", "service_account": "email"}
+_SHORT_FORMS = {"python": "kind", "docker": "image", "service_account": "email"}
 """The inner key that a text alone sets, for the maps that have one."""
 _MAX_SHOWN = 60
 """The maximum length of a value in a list of changes."""
@@ -53,9 +56,11 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         return SpecError([Problem(source, line, "", message)])
 
     try:
-        is_folder = path.is_dir()
+        mode = path.stat().st_mode
+        # The shell writes to the pipes of /dev/fd, and `<(…)` is one. Any other pipe could block.
+        piped = stat.S_ISFIFO(mode) and str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/"))
         raw = b""
-        if not is_folder:
+        if stat.S_ISREG(mode) or piped:
             with path.open("rb") as file:
                 raw = file.read(MAX_BYTES + 1)
         folder = path.parent.resolve()
@@ -64,8 +69,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "this is not a file name"
         raise unreadable(f"cannot be read: {reason}") from None
-    if is_folder:
+    if stat.S_ISDIR(mode):
         raise unreadable("is a folder; name the job file in it")
+    if not stat.S_ISREG(mode) and not piped:
+        raise unreadable("is no regular file; name a file with the text of the job")
     if len(raw) > MAX_BYTES:
         raise unreadable(TOO_LARGE)
     try:
@@ -146,6 +153,9 @@ def slice_settings(values: Mapping[str, Any], *, source: str) -> SliceSettings:
 def amend(data: Mapping[str, Any], overrides: Sequence[str]) -> JobSpec:
     """Read JSON with `key=value` overrides as given to `--set`. Raise SpecError."""
     values = dict(data)
+    if values.get("docker"):
+        # Derived from docker, whose image an override may change.
+        values["python"] = {**values["python"], "kind": "system", "image": None}
     results = [_apply_override(values, written) for written in overrides]
     if problems := [result for result in results if isinstance(result, Problem)]:
         raise SpecError(problems)

@@ -159,8 +159,10 @@ def _label(item: tuple[str, object]) -> tuple[str, str]:
         raise InvalidValue(f"{quoted(key)}: labels that begin with {_OWN_LABELS} are reserved")
     # An empty value is a label without a value. A number keeps its spelling.
     value = raw.text if isinstance(raw, Scalar) else "" if raw is None else raw
-    if not isinstance(value, str):
+    if isinstance(value, bool | int | float):
         value = quoted(value)
+    if not isinstance(value, str):
+        raise InvalidValue(f"is {quoted(value)}; expected text")
     if not _LABEL_VALUE.fullmatch(value):
         raise InvalidValue(
             f"{quoted(value)} is not a value of a label; use at most 63 lower-case letters, "
@@ -194,7 +196,7 @@ def ssh(raw: object) -> dict[str, object]:
 
 def data_disks(raw: object) -> object:
     """Return a list of maps with `source` and `mode`. A name or path alone is enough."""
-    if raw in ([], ()):
+    if raw is None or raw in ([], ()):
         return ()
     # A single map is a list of one.
     items = [raw] if isinstance(raw, Mapping) else as_list(raw)

@@ -263,6 +263,21 @@ def _cost_per_terabyte() -> str:
     return f"${low:,.0f} to ${high:,.0f}"
 
 
+def mount_error(spec: "JobSpec", *, local: bool) -> str | None:
+    """Return a message for a mount that an emulated host cannot make, else None.
+
+    All emulated hosts share the folders of this machine, except that each has its own home.
+    """
+    for path in spec.mounts if local else ():
+        if not path.startswith("~"):
+            below_home = f"~/{path.strip('/')}"
+            return (
+                f"mounts {path}: an emulated host can mount only below its home folder; "
+                f"use {below_home}, which also works on Google Cloud"
+            )
+    return None
+
+
 def checkpoint_error(spec: "JobSpec", *, local: bool) -> str | None:
     """Return a message if the checkpoints would be lost with the slice, else None.
 

@@ -13,12 +13,21 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from drumline.jobs.core.host_history import HostRecord
-from drumline.jobs.core.state import Attempt, Decision, EffectKind, Event, Job, Placement
+from drumline.jobs.core.state import (
+    Attempt,
+    Decision,
+    EffectKind,
+    Event,
+    Job,
+    OldProgram,
+    Placement,
+)
 from drumline.jobs.store.metrics import MetricsTable
 from drumline.jobs.store.schema import SchemaError, transaction, upgrade
 from drumline.jobs.store.specs import StoredSpec
@@ -68,6 +77,8 @@ class SliceRow:
     ready: float | None
     released: float | None
     gone: float | None
+    program: str = ""
+    """What is known of its program, an `OldProgram`."""
 
 
 UNREADABLE = "UNREADABLE"
@@ -162,12 +173,19 @@ class Store:
     """The job database, for use from one thread. Each method is one transaction."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; create it if it does not exist."""
-        self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.row_factory = sqlite3.Row
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        upgrade(self._db)
+        """Open the file; create it if it does not exist. Raise SchemaError if it is unusable."""
+        if os.path.lexists(path) and not path.is_file():
+            raise SchemaError(f"{path} is not a file; move it away")
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.row_factory = sqlite3.Row
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            upgrade(self._db)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and "disk is full" in str(error):
+                raise
+            raise SchemaError(_unusable(path, error)) from error
         self.metrics = MetricsTable(self._db)
         self.hosts = HostTable(self._db)
         self._releasing: list[SliceRow] = []
@@ -317,10 +335,11 @@ class Store:
         now: float,
         reports: Iterable[HostReport] = (),
         spec: StoredSpec | None = None,
+        old_programs: Mapping[str, OldProgram] = MappingProxyType({}),
     ) -> None:
         """Save a decision, and the last `reports` of the hosts of an attempt that ended.
 
-        A `spec` replaces that of the job.
+        A `spec` replaces that of the job. `old_programs` are the programs on released slices.
         """
         job = decision.job
         hosts = json.dumps([_report_as_json(report) for report in reports])
@@ -348,10 +367,12 @@ class Store:
                 self._write_slice(job.id, job.placement, now)
             for effect in decision.effects:
                 if effect.kind is EffectKind.RELEASE:
+                    name = effect.placement.name
                     self._write_slice(job.id, effect.placement, now)
                     self._db.execute(
-                        "UPDATE slices SET released = ? WHERE name = ? AND released IS NULL",
-                        (now, effect.placement.name),
+                        "UPDATE slices SET released = ?, program = ?"
+                        " WHERE name = ? AND released IS NULL",
+                        (now, old_programs.get(name, OldProgram.UNKNOWN).value, name),
                     )
 
     def add_event(self, job_id: str, event: Event, now: float) -> None:
@@ -393,6 +414,13 @@ class Store:
         rows = self._db.execute("SELECT * FROM slices WHERE job = ? ORDER BY asked", (job_id,))
         return [SliceRow(**dict(row)) for row in rows]
 
+    def held_slices(self) -> list[str]:
+        """Return the names of all slices that were requested and not released."""
+        rows = self._db.execute(
+            "SELECT name FROM slices WHERE released IS NULL AND gone IS NULL ORDER BY asked"
+        )
+        return [row["name"] for row in rows]
+
     def releasing(self) -> list[SliceRow]:
         """Return the slices that are being deleted and are not known to be gone."""
         # Cached for the rounds of the supervisor, because only this connection writes to the file.
@@ -423,13 +451,18 @@ class Store:
     def adopt_orphan(self, row: SliceRow) -> None:
         """Add a slice with this database's label that no job holds, to be deleted."""
         self._db.execute(
-            "INSERT INTO slices VALUES (?, ?, ?, ?, ?, ?, ?, NULL) ON CONFLICT (name) DO UPDATE"
-            " SET released = coalesce(released, excluded.released), gone = NULL",
+            "INSERT INTO slices (name, job, zone, accelerator, asked, ready, released)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
+            " released = coalesce(released, excluded.released), gone = NULL",
             (
                 row.name, row.job, row.zone, row.accelerator,
                 row.asked, row.ready, row.released,
             ),
         )  # fmt: skip
+
+    def record_program(self, name: str, program: OldProgram) -> None:
+        """Record what is known of the program on a slice that is being deleted."""
+        self._db.execute("UPDATE slices SET program = ? WHERE name = ?", (program.value, name))
 
     def gone(self, name: str, now: float) -> None:
         """Record that a slice is gone from the cloud."""
@@ -517,6 +550,20 @@ class Store:
             " ON CONFLICT (name) DO UPDATE SET ready = coalesce(ready, excluded.ready)",
             (placement.name, job_id, placement.zone, placement.accelerator, now, ready),
         )
+
+
+def _unusable(path: Path, error: sqlite3.DatabaseError) -> str:
+    """Return what is wrong with the file of the database, and what to do."""
+    if not os.access(path, os.R_OK | os.W_OK) or "readonly" in str(error):
+        fix = f"give yourself access: chmod u+rw {path} {path.parent}"
+    elif "locked" in str(error):
+        fix = "another program has it open; close that program"
+    else:
+        fix = (
+            "restore a copy of it, or move it away to begin a new one; drumline server strays"
+            " then lists the slices that still run"
+        )
+    return f"{path} cannot be used ({error}); {fix}"
 
 
 def _unreadable_job(row: sqlite3.Row, reason: str) -> UnreadableJob:

@@ -136,9 +136,15 @@ def _create_hosts(db: sqlite3.Connection) -> None:
     )
 
 
+def _add_program_of_slice(db: sqlite3.Connection) -> None:
+    """Add what is known of the program on a slice that is being deleted."""
+    db.execute("ALTER TABLE slices ADD COLUMN program TEXT NOT NULL DEFAULT ''")
+
+
 _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create_tables,
     _add_search_columns,
     _rename_placement,
     _create_hosts,
+    _add_program_of_slice,
 )

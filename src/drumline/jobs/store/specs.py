@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import SkipValidation, TypeAdapter
 
 from drumline.hosts.bundled_package import Use
+from drumline.hosts.environment import DEFAULT_SHM_SIZE
 from drumline.jobs.slice_settings import NO_SETTINGS, SliceSettings
 
 Capacity = Literal["spot", "on-demand", "reserved"]
@@ -28,6 +29,15 @@ class PythonSource:
     requirements: str | tuple[str, ...] | None = None
     """The name of a file in the code, or a list of packages."""
     image: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The settings of the program's container beside its image, which `python` has."""
+
+    login: str | None = None
+    """`service-account`, or the name of the secret with the login to the registry."""
+    shm_size: str = DEFAULT_SHM_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,7 @@ class StoredSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
     python: PythonSource = PythonSource()
+    docker: Container | None = None
     hosts: Literal["all"] | tuple[int, ...] = "all"
     capacity: Capacity = "spot"
     checkpoint: str | None = None

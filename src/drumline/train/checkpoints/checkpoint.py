@@ -15,6 +15,7 @@ to the same folder, one stops.
 
 import gc
 import logging
+import os
 import re
 import sys
 import threading
@@ -32,7 +33,12 @@ from jax.sharding import Mesh
 
 from drumline.errors import UserError
 from drumline.train.checkpoints.fence import Fence, FencedOff
-from drumline.train.checkpoints.files import COMMITTED, list_folder, raise_checkpoint_errors
+from drumline.train.checkpoints.files import (
+    COMMITTED,
+    list_folder,
+    raise_checkpoint_errors,
+    remove_folder,
+)
 from drumline.train.checkpoints.marks import Marks
 from drumline.train.checksums import digest
 from drumline.train.multihost import broadcast_from_host_0, failed_hosts
@@ -267,7 +273,7 @@ class Checkpoints:
         if unfinished or incomplete:
             fence.begin_removal({*incomplete, *(match[1] for match in unfinished.values())})
         for name in unfinished:
-            (self._folder / name).rmtree()
+            remove_folder(self._folder / name)
         for name in incomplete:
             self._remove(name)
         self._marks.clear_drafts()
@@ -297,9 +303,11 @@ class Checkpoints:
         # Remove Orbax's mark first, so that the checkpoint is incomplete from then on. Remove
         # Drumline's mark last, so that a later attempt can remove the rest.
         path = self._folder / name
-        (path / COMMITTED).unlink(missing_ok=True)
-        if path.exists():
-            path.rmtree()
+        # What a link leads to is not Drumline's to remove.
+        if not os.path.islink(str(path)):
+            (path / COMMITTED).unlink(missing_ok=True)
+        if path.exists() or os.path.islink(str(path)):
+            remove_folder(path)
         self._marks.remove(name)
 
     # Reading --------------------------------------------------------------------------------------
@@ -411,7 +419,7 @@ class Checkpoints:
                 for path in list_folder(self._folder):
                     match = _UNFINISHED.fullmatch(path.name)
                     if match and match[1] == name:
-                        path.rmtree()
+                        remove_folder(path)
         with suppress(OSError):
             if isinstance(error, FencedOff) and self._fence.may_remove_own(name):
                 self._remove(name)

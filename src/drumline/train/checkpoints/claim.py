@@ -83,6 +83,15 @@ def claim(folder: str, log: Callable[[str], None] = print) -> FolderClaim:
     return folder_claim
 
 
+def is_fenced(folder: str) -> bool:
+    """Return True if an attempt of the job manager has this folder with its fencing number.
+
+    After its claim, the next attempt can start although this one may still run.
+    """
+    writer = this_writer(folder)
+    return writer.assigned and writer.fence > 0
+
+
 def this_writer(folder: str) -> Writer:
     """Describe this program, from the environment that the agent of the job manager has set."""
     number = os.environ.get("DRUMLINE_FENCE", "")

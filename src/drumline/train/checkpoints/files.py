@@ -31,6 +31,17 @@ def in_bucket(path: str) -> bool:
     return "://" in path
 
 
+def absolute_folder(folder: str | Path) -> str:
+    """Return the URL of a folder in a bucket, or the absolute path of a folder on a disk.
+
+    Orbax and TensorStore reject relative paths, but only at the first save.
+    """
+    path = str(folder)
+    if not path:
+        raise UserError("checkpoint: the path is empty; name a folder, or omit the checkpoint")
+    return path if in_bucket(path) else os.path.abspath(os.path.expanduser(path))
+
+
 def open_folder(folder: str) -> None:
     """Create the folder. Raises UserError with the reason if that is not possible."""
     if in_bucket(folder) and not folder.startswith(BUCKET):
@@ -67,6 +78,14 @@ def list_folder(folder: epath.Path) -> list[epath.Path]:
         if not in_bucket(str(folder)):
             raise
         return []
+
+
+def remove_folder(folder: epath.Path) -> None:
+    """Remove a folder with its contents. Of a link, remove only the link itself."""
+    if os.path.islink(str(folder)):
+        os.unlink(str(folder))
+    else:
+        folder.rmtree()
 
 
 # Errors -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A home folder, a server and an emulator of their own, driven as a user would."""
+"""A temporary home folder with a server and an emulator, used through the client."""
 
 import json
 import os
@@ -41,10 +41,10 @@ while not os.path.exists(os.environ.get("GATE", "/")):
 """
 
 
-class World:
-    """Everything under one temporary home.
+class Installation:
+    """A home folder with its server and its emulator.
 
-    The limits are for what has failed: a machine whose cores are taken is ten times slower.
+    The timeouts are generous, because a busy machine is ten times slower.
     """
 
     def __init__(self, home: Path, jobs: Path) -> None:
@@ -54,7 +54,7 @@ class World:
         jobs.mkdir(parents=True, exist_ok=True)
 
     def configure(self, **settings: Any) -> None:
-        """The server's settings, before it first starts."""
+        """Write the server's settings. Call this before its first start."""
         (self.home / "config.yaml").write_text(json.dumps(settings))
 
     def start_emulator(self) -> None:
@@ -65,12 +65,12 @@ class World:
         return launch.control(self.home / "emulator", verb, **fields)
 
     def resources(self) -> list[Any]:
-        """Everything the cloud holds."""
+        """Return all resources of the cloud."""
         resources = self.emulator("resources")
         return [*resources["requests"], *resources["nodes"], *resources["hosts"]]
 
     def write_job(self, run: str, **keys: Any) -> Path:
-        """A job file with its program beside it."""
+        """Write a job file and a program in the same folder."""
         import yaml
 
         folder = self.jobs / f"job-{len(list(self.jobs.iterdir()))}"
@@ -85,13 +85,13 @@ class World:
         return str(self.client.create(self.write_job(run, **keys))["id"])
 
     def count(self, steps: int, pace: float = 0.05, **keys: Any) -> str:
-        """A job that counts with a checkpoint."""
+        """Create a job that counts steps and saves them in a checkpoint."""
         keys.setdefault("checkpoint", "gs://counts/here")
         environment = {"STEPS": str(steps), "PACE": str(pace)} | keys.pop("environment", {})
         return self.create("python count.py", environment=environment, **keys)
 
     def saved(self, job: str) -> Path:
-        """Where a counting job keeps its checkpoint."""
+        """Return the folder of a counting job's checkpoint."""
         folder = str(self.client.show(job)["checkpoint"]).removeprefix("gs://")
         return self.home / "emulator" / "buckets" / folder
 
@@ -100,7 +100,7 @@ class World:
 
     def end(self, job: str, timeout: float = 240) -> dict[str, Any]:
         """Wait until a job has ended."""
-        # An end lasts, so that nothing is missed by asking seldom; each question costs the server.
+        # An ended job stays ended, so rare polls miss nothing and spare the server.
         ended = partial(self._has_ended, job)
         self.until(ended, timeout, f"{job} to end", every=0.25)
         return self.client.show(job)
@@ -127,7 +127,7 @@ class World:
             time.sleep(every)
 
     def files(self) -> Iterator[Path]:
-        """Every file under the home, the emulated hosts' included; some go while one looks."""
+        """Yield every file under the home and the emulated hosts; some may vanish meanwhile."""
         for folder, _, names in os.walk(self.home):
             yield from (Path(folder) / name for name in names)
 
@@ -135,7 +135,7 @@ class World:
         self.until(lambda: not self.resources(), timeout, "the cloud to be empty")
 
     def kill_server(self) -> None:
-        """kill -9, as a machine that loses power would."""
+        """Kill the server with SIGKILL, which resembles a loss of power."""
         status = self.client.server_status()
         if status is not None:
             os.kill(int(status["pid"]), signal.SIGKILL)
@@ -148,14 +148,14 @@ class World:
 
 
 @contextmanager
-def a_world(folder: Path) -> Iterator[World]:
+def temporary_installation(folder: Path) -> Iterator[Installation]:
     # Unix sockets take 100 characters; pytest's folders are longer.
     import tempfile
 
     home = Path(tempfile.mkdtemp(prefix="dl-"))
-    world = World(home, folder / "jobs")
+    installation = Installation(home, folder / "jobs")
     try:
-        yield world
+        yield installation
     finally:
-        world.stop()
+        installation.stop()
         shutil.rmtree(home, ignore_errors=True)
