@@ -313,7 +313,7 @@ def measure(case: tuple[int, str, int, float]) -> Figures:
         environment.buckets[job].useful_seconds for job in JOBS if job in environment.buckets
     ]
     paid_hours, dollars = 0.0, 0.0
-    for bill in world.cloud.bills:
+    for bill in world.cloud.billed_slices:
         hours = bill.seconds(start + days * DAY) / HOUR
         rate = price(bill.node.spec.slice, bill.node.spec.zone, "spot")
         paid_hours += hours

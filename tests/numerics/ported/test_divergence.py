@@ -317,7 +317,7 @@ def test_a_shared_mask_is_not_a_difference() -> None:
     assert len(trace_divergence(jitted, peer, x).layers) == 3, (
         "a function that was already traced works too"
     )
-    divergence = trace_divergence(partial(jax_fn, wrong=np.nan), peer, x)
+    divergence = trace_divergence(partial(jax_fn, offset=np.nan), peer, x)
     assert divergence.cause is not None
     assert divergence.cause.kind == "not finite"
     json.dumps(divergence.to_dict(), allow_nan=False)
