@@ -1,9 +1,9 @@
-"""The burn-in on one GPU: the time and rate of each test, the catalogue's peak, and bit flips.
+"""Run the burn-in on one GPU: the duration and rate of each test, and its detection of bit flips.
 
     python benchmarks/burnin_h200.py [--seconds 20]
 
-First a burn-in without a fault, then one for each test with a single bit flipped in the device's
-output (on the host, after it was read back). Each flip must be found.
+The first burn-in has no fault. Then each test runs with a single bit flipped in the device's output
+(on the host, after it was read back). The burn-in must detect every flip.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from drumline.health.emulated import flip_bit, modify_shard
 from drumline.health.runner import ChipRunner
 
 FLIPPED = {"matmul_bf16": 3, "matmul_int8": 1, "functions": 1, "memory": 2}
-"""The programs, with the run in which a bit flips."""
+"""The programs, with the index of the run in which a bit flips."""
 
 
 class FlippingRunner(ChipRunner):
@@ -29,7 +29,7 @@ class FlippingRunner(ChipRunner):
     program = ""
 
     def __init__(self, devices: Any) -> None:
-        """Start with no runs."""
+        """Start with a run count of zero."""
         super().__init__(devices)
         self.runs = 0
 
@@ -73,10 +73,11 @@ def main() -> None:
     burnin.ChipRunner = FlippingRunner  # type: ignore[attr-defined]
     for program in FLIPPED:
         FlippingRunner.program = program
-        flipped = burn_in(devices, seconds=0.1)
-        is_found = [fault.chip for fault in flipped.faults] == [chip.id]
+        faulty_report = burn_in(devices, seconds=0.1)
+        detected = [fault.chip for fault in faulty_report.faults] == [chip.id]
         print(
-            f"one bit flipped in {program}: {'found' if is_found else 'MISSED'}: {flipped.message}"
+            f"one bit flipped in {program}: {'found' if detected else 'MISSED'}: "
+            f"{faulty_report.message}"
         )
 
 

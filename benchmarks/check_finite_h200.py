@@ -1,12 +1,13 @@
-"""What `check_finite` costs a training step: ViT-B/16 on one GPU, with it and without.
+"""Measure the cost of `check_finite` in a training step of ViT-B/16 on one GPU.
 
     python benchmarks/check_finite_h200.py
-    python benchmarks/check_finite_h200.py --tiny    # a toy on any device: that it runs, no figure
+    python benchmarks/check_finite_h200.py --tiny    # a small model on any device, a smoke test
 
-One process, one compiled step (loss, gradients, AdamW; bfloat16 over float32 weights, batch 256).
-Rounds of steps with and without a check of the updated parameters and the gradients take turns, and
-medians count. The last check of a round is waited for within it. The reduction alone is what the
-device needs for it back to back; the call is what the host spends until it has the next step.
+One process runs one compiled step (loss, gradients, AdamW; bfloat16 over float32 weights, batch
+256). Rounds of steps with and without a check of the updated parameters and the gradients
+alternate, and the benchmark prints medians. A round includes the wait for its last check.
+"Reduction alone" is the device time of consecutive reductions. "Call on the host" is the time until
+the host can dispatch the next step.
 """
 
 # mypy: allow-untyped-calls
@@ -38,7 +39,7 @@ ROUNDS = 9
 
 
 def tiny() -> tuple[Any, dict[str, Any]]:
-    """A model and a batch for a processor."""
+    """Return a small model and a batch for a CPU."""
     random = np.random.default_rng(0)
     return ViT(width=32, depth=2, heads=2, image=32, patch=8, classes=10), {
         "image": random.integers(0, 256, (8, 32, 32, 3), np.uint8),
@@ -47,10 +48,10 @@ def tiny() -> tuple[Any, dict[str, Any]]:
 
 
 class Training:
-    """A model in training on one batch, whose gradients can be seen."""
+    """A model in training on one batch, with access to its gradients."""
 
     def __init__(self, model: Any, arrays: dict[str, Any]) -> None:
-        """Begin, and compile the step. Called under the mesh."""
+        """Initialize the state and compile the step. Must be called under the mesh."""
         loss_function, optimizer = loss_with_metrics(model), optax.adamw(1e-4, weight_decay=0.05)
 
         def step(params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any, jax.Array]:
@@ -69,76 +70,76 @@ class Training:
         self.step = compiled.lower(self.params, self.opt_state, self.batch).compile()
 
     @property
-    def seen(self) -> dict[str, Any]:
-        """What is checked."""
+    def checked_arrays(self) -> dict[str, Any]:
+        """The arrays that are checked."""
         return {"params": self.params, "grads": self.grads}
 
-    def run(self, steps: int, checked: bool) -> float:
-        """Take so many steps; the loss of the last one, once it is known."""
-        for _ in range(steps):
+    def run(self, count: int, checked: bool) -> float:
+        """Run some steps and return the loss of the last one."""
+        for _ in range(count):
             self.params, self.opt_state, self.grads, loss = self.step(
                 self.params, self.opt_state, self.batch
             )
             self.steps += 1
             if checked:
-                check_finite(self.seen, "step", step=self.steps)
+                check_finite(self.checked_arrays, "step", step=self.steps)
         if checked:
             check_finite({}, wait=True)
         return float(loss)
 
 
-def seconds_of(run: Callable[[], Any], times: int) -> float:
-    """Of one of so many."""
+def duration_of(run: Callable[[], Any], count: int) -> float:
+    """Return the duration of one of `times` runs."""
     start = time.perf_counter()
     run()
-    return (time.perf_counter() - start) / times
+    return (time.perf_counter() - start) / count
 
 
-def alone(training: Training, times: int) -> tuple[float, float]:
-    """Seconds of a reduction on the device, and of a call on the host."""
+def measure_check_alone(training: Training, count: int) -> tuple[float, float]:
+    """Return the seconds of a reduction on the device, and of a call on the host."""
 
-    def back_to_back() -> None:
-        for _ in range(times):
-            last = first_not_finite(training.seen)
-        last.found.block_until_ready()
+    def run_reductions() -> None:
+        for _ in range(count):
+            result = first_not_finite(training.checked_arrays)
+        result.encoded.block_until_ready()
 
-    back_to_back()
-    reduction = statistics.median(seconds_of(back_to_back, times) for _ in range(ROUNDS))
-    calls = []
-    for _ in range(ROUNDS * times):
-        calls.append(seconds_of(lambda: check_finite(training.seen), 1))
-        jax.block_until_ready(first_not_finite(training.seen))
-    return reduction, statistics.median(calls)
+    run_reductions()
+    reduction_median = statistics.median(duration_of(run_reductions, count) for _ in range(ROUNDS))
+    call_seconds = []
+    for _ in range(ROUNDS * count):
+        call_seconds.append(duration_of(lambda: check_finite(training.checked_arrays), 1))
+        jax.block_until_ready(first_not_finite(training.checked_arrays))
+    return reduction_median, statistics.median(call_seconds)
 
 
 def main() -> None:
-    """Print step times without and with the check, and what it takes alone."""
-    parser = argparse.ArgumentParser(description="What check_finite costs a training step.")
-    parser.add_argument("--tiny", action="store_true", help="a toy on any device")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each kind")
+    """Print the step times without and with the check, and the duration of the check alone."""
+    parser = argparse.ArgumentParser(description="Measure the cost of check_finite.")
+    parser.add_argument("--tiny", action="store_true", help="a small model on any device")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each variant")
     arguments = parser.parse_args()
     model, arrays = tiny() if arguments.tiny else model_and_arrays("vit")
     with jax.set_mesh(make_mesh({"data": 1})):
         training = Training(model, arrays)
         for checked in (False, True):
             training.run(WARM_UP, checked)
-        taken: dict[bool, list[float]] = {False: [], True: []}
+        samples: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(arguments.rounds):
-            for checked, seconds in taken.items():
+            for checked, durations in samples.items():
                 run = lambda checked=checked: training.run(STEPS, checked)  # noqa: E731
-                seconds.append(seconds_of(run, STEPS))
+                durations.append(duration_of(run, STEPS))
         loss = training.run(1, checked=True)
-        reduction, call = alone(training, STEPS)
+        reduction_median, call_median = measure_check_alone(training, STEPS)
     assert jnp.isfinite(loss)
-    without, with_check = (statistics.median(taken[checked]) for checked in (False, True))
-    leaves = jax.tree.leaves(training.seen)
+    without_check, with_check = (statistics.median(samples[checked]) for checked in (False, True))
+    leaves = jax.tree.leaves(training.checked_arrays)
     print(f"device            {jax.devices()[0].device_kind}, jax {jax.__version__}")
     print(f"checked           {len(leaves)} leaves, {sum(x.size for x in leaves):,} numbers")
-    print(f"step without      {without * 1e3:.3f} ms")
+    print(f"step without      {without_check * 1e3:.3f} ms")
     print(f"step with         {with_check * 1e3:.3f} ms")
-    print(f"difference        {with_check / without - 1:+.2%}")
-    print(f"reduction alone   {reduction * 1e3:.3f} ms")
-    print(f"call on the host  {call * 1e3:.3f} ms")
+    print(f"difference        {with_check / without_check - 1:+.2%}")
+    print(f"reduction alone   {reduction_median * 1e3:.3f} ms")
+    print(f"call on the host  {call_median * 1e3:.3f} ms")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Mixture of experts on emulated CPU devices: memory, bytes sent and work, as ratios.
+"""Compare a mixture of experts with dense matmuls on emulated CPU devices, as ratios.
 
     python benchmarks/experts.py
 
-Prints three tables: temporary memory of each exchange beside plain jit (from the compiled program,
-which is one program for every assignment), bytes a device sends beside the fewest that could do,
-and floating-point operations beside one dense product of the same tokens.
+The benchmark prints three tables: temporary memory of each exchange and of plain jit (from the
+compiled program, which is the same for every assignment), bytes sent by a device relative to the
+minimum, and floating-point operations relative to one dense matmul of the same tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SPECS = (P("X", "Y"), P("X", None, "Y"), P("X"), P("X"))
 
 
 def assignments(tokens: int = TOKENS, experts: int = EXPERTS, k: int = K) -> dict[str, Any]:
-    """Return assignments from even to as skewed as they come."""
+    """Return assignments from balanced to maximally skewed."""
     rng = np.random.default_rng(0)
     zipf = 1 / (1 + np.arange(experts)) ** 1.2
     return {
@@ -48,7 +48,7 @@ def assignments(tokens: int = TOKENS, experts: int = EXPERTS, k: int = K) -> dic
 
 
 def temporaries(function: Callable[..., Any], mesh: Mesh) -> tuple[int, int, str]:
-    """Return bytes a device needs beyond inputs and outputs, forward and with gradients."""
+    """Return the temporary bytes per device, forward and with gradients, and the collectives."""
     shapes = ((TOKENS, D), (EXPERTS, D, F), (TOKENS, K), (TOKENS, K))
     types = (jnp.float32, jnp.float32, jnp.int32, jnp.float32)
     inputs = [
@@ -59,27 +59,29 @@ def temporaries(function: Callable[..., Any], mesh: Mesh) -> tuple[int, int, str
         (TOKENS, F), jnp.float32, sharding=NamedSharding(mesh, P("X", "Y"))
     )
 
-    def both(a: Any, w: Any, b: Any, g: Any, dout: Any) -> Any:
-        out, pull = jax.vjp(lambda a, w, g: function(a, w, b, g), a, w, g)
-        return out, pull(dout)
+    def with_gradients(a: Any, w: Any, b: Any, g: Any, dout: Any) -> Any:
+        out, vjp_function = jax.vjp(lambda a, w, g: function(a, w, b, g), a, w, g)
+        return out, vjp_function(dout)
 
-    put = partial(NamedSharding, mesh)
-    gradients = (put(SPECS[0]), put(SPECS[1]), put(SPECS[3]))
-    forward = jax.jit(function, out_shardings=put(P("X", "Y"))).lower(*inputs).compile()
-    whole = jax.jit(both, out_shardings=(put(P("X", "Y")), gradients))
-    backward = whole.lower(*inputs, dout).compile()
-    kinds = re.findall(
+    sharding_of = partial(NamedSharding, mesh)
+    gradients = (sharding_of(SPECS[0]), sharding_of(SPECS[1]), sharding_of(SPECS[3]))
+    forward = jax.jit(function, out_shardings=sharding_of(P("X", "Y"))).lower(*inputs).compile()
+    differentiated = jax.jit(with_gradients, out_shardings=(sharding_of(P("X", "Y")), gradients))
+    backward = differentiated.lower(*inputs, dout).compile()
+    collective_kinds = re.findall(
         r" (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)\(",
         str(forward.as_text()),
     )
-    named = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+    collective_names = ", ".join(
+        f"{collective_kinds.count(kind)} {kind}" for kind in sorted(set(collective_kinds))
+    )
     analyses: list[Any] = [c.memory_analysis() for c in (forward, backward)]
     sizes = [analysis.temp_size_in_bytes for analysis in analyses]
-    return sizes[0], sizes[1], named
+    return sizes[0], sizes[1], collective_names
 
 
 def memory_table() -> None:
-    """Print temporary memory beside the balanced share."""
+    """Print the temporary memory relative to the balanced share."""
     mesh = Mesh(np.array(jax.devices()).reshape(X, Y), ("X", "Y"))
     share = TOKENS * K // X * (D + F) // Y * 4
     print(f"\nTemporaries of one device, float32, {TOKENS} tokens, {D}→{F}, {EXPERTS} experts,")
@@ -96,15 +98,15 @@ def memory_table() -> None:
             out_specs=P("X", "Y"),
         )
     for name, function in rows.items():
-        one, two, named = temporaries(function, mesh)
+        forward_bytes, gradient_bytes, collective_names = temporaries(function, mesh)
         print(
-            f"| {name} | {one / 2**20:.1f} | {one / share:.2f} "
-            f"| {two / 2**20:.1f} | {two / share:.2f} | {named} |"
+            f"| {name} | {forward_bytes / 2**20:.1f} | {forward_bytes / share:.2f} "
+            f"| {gradient_bytes / 2**20:.1f} | {gradient_bytes / share:.2f} | {collective_names} |"
         )
 
 
 def bytes_table() -> None:
-    """Print what the busiest device sends over X, forward."""
+    """Print the bytes that the busiest device sends over X in the forward pass."""
     local = TOKENS // X
     width = (D + F) // Y * 4
     print("\nMiB the busiest device sends over X, forward (rows of D/Y out, F/Y back)")
@@ -112,26 +114,27 @@ def bytes_table() -> None:
     print("|---|---|---|---|---|---|")
     capacity = default_buffer_rows(local * K, X)
     gathered = (X - 1) * local * width
-    for name, chosen in assignments().items():
+    for name, assignment in assignments().items():
         counts = np.stack(
-            [np.bincount(part.ravel(), minlength=EXPERTS) for part in np.split(chosen, X)]
+            [np.bincount(part.ravel(), minlength=EXPERTS) for part in np.split(assignment, X)]
         )
-        pair = counts.reshape(X, X, -1).sum(-1)
-        away = pair - np.diag(np.diag(pair))
-        # A device sends its tokens out and the answers of its experts back.
-        least = (away.sum(1) * D + away.sum(0) * F).max() // Y * 4
+        routed_rows = counts.reshape(X, X, -1).sum(-1)
+        sent_rows = routed_rows - np.diag(np.diag(routed_rows))
+        # A device sends its tokens to the experts and its experts' outputs back.
+        minimum_bytes = (sent_rows.sum(1) * D + sent_rows.sum(0) * F).max() // Y * 4
         dense, packed = (
             int(round_count(jnp.asarray(counts), X, capacity, packed=p)) for p in (False, True)
         )
         padded = dense * capacity * (X - 1) * width
         print(
-            f"| {name} | {dense} / {packed} | {least / 2**20:.1f} | {least / 2**20:.1f} "
+            f"| {name} | {dense} / {packed} | {minimum_bytes / 2**20:.1f} | "
+            f"{minimum_bytes / 2**20:.1f} "
             f"| {padded / 2**20:.1f} | {gathered / 2**20:.1f} |"
         )
 
 
 def work_table() -> None:
-    """Print operations and times beside one dense product of the same tokens."""
+    """Print operations and times relative to one dense matmul of the same tokens."""
     tokens, d, f, experts = 16384, 256, 256, 64
     rng = np.random.default_rng(1)
     x = jnp.asarray(rng.normal(size=(tokens, d)), jnp.float32)
@@ -141,38 +144,41 @@ def work_table() -> None:
     sizes = jax.ShapeDtypeStruct((experts,), jnp.int32)  # type: ignore[no-untyped-call]
     body = _operations(jax.jit(block).lower(x, w, sizes).compile())
     dense = jax.jit(lambda x, w: x @ w[0])
-    one = 2 * tokens * d * f
+    forward_bytes = 2 * tokens * d * f
     ragged = _operations(jax.jit(jax.lax.ragged_dot).lower(x, w, sizes).compile())
     print(f"\nWork of {tokens} tokens, {d}→{f}, {experts} experts, CPU (blocks of {m} rows)")
     print("| what | operations ÷ dense | time ÷ dense |")
     print("|---|---|---|")
-    base = _seconds(dense, x, w)
+    dense_seconds = _median_seconds(dense, x, w)
     local = jax.jit(expert_matmul)
-    for name, chosen in assignments(tokens, experts, 1).items():
-        trips = (-(-np.bincount(chosen.ravel(), minlength=experts) // m)).sum()
-        took = _seconds(local, x, w, jnp.asarray(chosen[:, 0], jnp.int32))
-        print(f"| expert_matmul, {name} | {body * trips / one:.3f} | {took / base:.1f} |")
-    even = jnp.full((experts,), tokens // experts, jnp.int32)
-    took = _seconds(jax.jit(jax.lax.ragged_dot), x, w, even)
-    print(f"| lax.ragged_dot | {ragged / one:.1f} | {took / base:.1f} |")
+    for name, assignment in assignments(tokens, experts, 1).items():
+        trips = (-(-np.bincount(assignment.ravel(), minlength=experts) // m)).sum()
+        duration = _median_seconds(local, x, w, jnp.asarray(assignment[:, 0], jnp.int32))
+        print(
+            f"| expert_matmul, {name} | {body * trips / forward_bytes:.3f} | "
+            f"{duration / dense_seconds:.1f} |"
+        )
+    even_sizes = jnp.full((experts,), tokens // experts, jnp.int32)
+    duration = _median_seconds(jax.jit(jax.lax.ragged_dot), x, w, even_sizes)
+    print(f"| lax.ragged_dot | {ragged / forward_bytes:.1f} | {duration / dense_seconds:.1f} |")
 
 
 def _operations(compiled: Any) -> float:
-    """Return operations by XLA's count, which takes the body of a loop once."""
+    """Return the operations by XLA's count, which counts the body of a loop once."""
     return float(compiled.cost_analysis()["flops"])
 
 
-_finish: Callable[[Any], Any] = jax.block_until_ready
+_wait_for: Callable[[Any], Any] = jax.block_until_ready
 
 
-def _seconds(function: Callable[..., Any], *operands: Any) -> float:
-    _finish(function(*operands))
-    times = []
+def _median_seconds(function: Callable[..., Any], *operands: Any) -> float:
+    _wait_for(function(*operands))
+    durations = []
     for _ in range(5):
         start = time.perf_counter()
-        _finish(function(*operands))
-        times.append(time.perf_counter() - start)
-    return float(np.median(times))
+        _wait_for(function(*operands))
+        durations.append(time.perf_counter() - start)
+    return float(np.median(durations))
 
 
 if __name__ == "__main__":

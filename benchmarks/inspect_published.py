@@ -1,16 +1,16 @@
 """Compare `drumline.inspect.estimate` with published measurements on TPUs.
 
-    python benchmarks/inspect_published.py            all of it, a minute or two on two cores
+    python benchmarks/inspect_published.py            all parts, one to two minutes on two cores
     python benchmarks/inspect_published.py steps      steps | chapter | anchors
     python benchmarks/inspect_published.py draw 'llama3.1-8b v6e-8' step.png
 
 `steps`: training steps of AI-Hypercomputer/tpu-recipes (benchmarks/published), from v6e-8 to 512
 chips, each as a plain JAX program. The only fitted constant, the fraction of the v6e peak that
-large matmuls reach, is fitted on the two rows marked `fitted`. All other rows are held out.
-`chapter`: 311, 244 (234.8 in its trace) and 224 µs from the chapter on programming TPUs in JAX. It
-does not name the chip, which must be a v2-8 by its figures. Nothing is fitted on these rows.
-`anchors`: single measurements from the scaling book on v5e and v2.
-Nothing runs on a TPU or uses its compiler. The programs are compiled for emulated CPU devices.
+large matmuls reach, is fitted on the two rows marked `fitted`. The other rows are held out.
+`chapter`: 311, 244 (234.8 in its trace) and 224 µs from the chapter on programming TPUs in JAX. The
+chapter does not name the chip, which must be a v2-8 by its figures. These rows are not used for
+fitting. `anchors`: single measurements from the scaling book on v5e and v2. The benchmark does not
+use a TPU or its compiler. The programs are compiled for emulated CPU devices.
 """
 
 # mypy: allow-untyped-calls
@@ -41,19 +41,19 @@ def steps() -> None:
     print(f"{'step':28}{'chips':>6}{'published':>11}{'predicted':>11}{'error':>7}  bound     took")
     errors = []
     for name, row in rows.ROWS.items():
-        began = time.perf_counter()
+        start = time.perf_counter()
         result = _estimate_step(row)
         error = result.seconds / row.seconds - 1
         errors += [] if name in FITTED else [abs(error)]
-        took = time.perf_counter() - began
+        duration = time.perf_counter() - start
         print(
             f"{name:28}{result.machine.chips:6}{row.seconds:9.2f} s{result.seconds:9.2f} s"
             f"{error:+7.0%}"
-            f"  {result.bound:8}{took:5.1f} s{'  fitted' if name in FITTED else ''}",
+            f"  {result.bound:8}{duration:5.1f} s{'  fitted' if name in FITTED else ''}",
             flush=True,
         )
-    held = f"{len(errors)} rows held out"
-    print(f"{held}: median error {statistics.median(errors):.0%}, largest {max(errors):.0%}\n")
+    summary = f"{len(errors)} rows held out"
+    print(f"{summary}: median error {statistics.median(errors):.0%}, largest {max(errors):.0%}\n")
 
 
 def _estimate_step(row: Any) -> Estimate:
@@ -86,14 +86,14 @@ def plain(a: jax.Array, w: jax.Array) -> jax.Array:
 
 def ring(a: jax.Array, w: jax.Array) -> jax.Array:
     """Multiply with the chapter's collective matmul."""
-    devices, here = lax.axis_size("Y"), lax.axis_index("Y")
-    depth = a.shape[1]
+    devices, device = lax.axis_size("Y"), lax.axis_index("Y")
+    width = a.shape[1]
     left = [(i, (i - 1) % devices) for i in range(devices)]
     zeros = jnp.zeros((a.shape[0], w.shape[1]), a.dtype)
     out: jax.Array = lax.pcast(zeros, ("X", "Y"), to="varying")
     for step in range(devices):
-        owner = (here + step) % devices
-        out += a @ lax.dynamic_slice_in_dim(w, owner * depth, depth)
+        owner = (device + step) % devices
+        out += a @ lax.dynamic_slice_in_dim(w, owner * width, width)
         if step < devices - 1:
             a = lax.ppermute(a, "Y", left)
     return out
@@ -106,14 +106,14 @@ def chapter() -> None:
     mapped = jax.shard_map(
         ring, mesh=MESH, in_specs=(P("X", "Y"), P(None, "Y")), out_specs=P("X", "Y")
     )
-    cases: list[tuple[str, Callable[..., Any], Any, float]] = [
+    implementations: list[tuple[str, Callable[..., Any], Any, float]] = [
         ("blocking all-gather", plain, sharded, 311e-6),
         ("collective matmul", mapped, sharded, 244e-6),
         ("not sharded over Y", plain, local, 224e-6),
     ]
     print(f"{'the chapter, v2-8':32}{'published':>11}{'predicted':>11}{'error':>7}")
-    for name, fn, a, published in cases:
-        _row(name, fn, (a, weights), MESH, "v2-8", published)
+    for name, fn, a, published in implementations:
+        _print_row(name, fn, (a, weights), MESH, "v2-8", published)
     print()
 
 
@@ -126,22 +126,22 @@ def anchors() -> None:
     print(f"{'single measurements':32}{'published':>11}{'predicted':>11}{'error':>7}")
     large = shape(2048, 8192, spec=P("Y"), dtype=jnp.bfloat16)
     small = shape(256, 256, spec=P("Y"), dtype=jnp.bfloat16)
-    _row("v5e all-gather 34 MB over 4", gather, (large,), MESH, "v5litepod-8", 680e-6)
-    _row("v5e all-gather 131 kB over 4", gather, (small,), MESH, "v5litepod-8", 8e-6)
+    _print_row("v5e all-gather 34 MB over 4", gather, (large,), MESH, "v5litepod-8", 680e-6)
+    _print_row("v5e all-gather 131 kB over 4", gather, (small,), MESH, "v5litepod-8", 8e-6)
 
     cores = AbstractMesh((4, 2), ("X", "Y"), (AxisType.Explicit,) * 2)
     a = shape(32 * 1024, 8192, spec=P("X"), mesh=cores, dtype=jnp.bfloat16)
     w = shape(8192, 32768, spec=P(None, "Y"), mesh=cores, dtype=jnp.bfloat16)
-    _row("v2 product of 17.6 TFLOP", plain, (a, w), cores, "v2-8", 96e-3)
+    _print_row("v2 product of 17.6 TFLOP", plain, (a, w), cores, "v2-8", 96e-3)
     scatter = jax.shard_map(
         lambda x: lax.psum_scatter(x, "Y", tiled=True),
         mesh=cores, in_specs=P("X"), out_specs=P(("X", "Y")), check_vma=False,
     )  # fmt: skip
-    _row("v2 reduce-scatter 134 MB over 2", scatter, (a,), cores, "v2-8", 1.13e-3)
+    _print_row("v2 reduce-scatter 134 MB over 2", scatter, (a,), cores, "v2-8", 1.13e-3)
     print()
 
 
-def _row(
+def _print_row(
     name: str, fn: Any, args: tuple[Any, ...], mesh: AbstractMesh, on: str, published: float
 ) -> None:
     result = estimate(fn, *args, on=on, mesh=mesh, compiler="cpu")

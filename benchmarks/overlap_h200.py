@@ -1,13 +1,13 @@
-"""The ring matmuls on an H200: what they cost alone, and whether eight of them would overlap.
+"""Measure the ring matmuls on one H200, and count their overlap in programs for eight.
 
     PYTHONPATH=src python benchmarks/overlap_h200.py
 
-First, on the GPU at hand, each function on an axis of one device beside `jnp.matmul`, in bfloat16
-and interleaved, with the ratio of the medians: it should be within 2 %. Second, compiled ahead of
-time for eight H200s, the scheduled program's transfers: how many are asynchronous, and how many
-multiplications stand between the start and the end of each, for the rings and for plain `jit`,
-with the temporary memory that the program takes on each device.
-Needs JAX, Equinox and NumPy. `--compile` and `--time` run one part alone.
+The first part runs each function on an axis of one device of the local GPU and `jnp.matmul`, in
+bfloat16 and interleaved, and prints the ratio of the medians. It should be within 2 %. The second
+part compiles ahead of time for eight H200s and reads the transfers of the scheduled program: the
+number of asynchronous transfers, and the number of matmuls between the start and the end of each,
+for the rings and for plain `jit`, with the temporary memory of the program on each device. Needs
+JAX, Equinox and NumPy. `--compile` and `--time` run one part alone.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from drumline.parallel import (
 )
 
 B, D, F = 8192, 4096, 8192
-Product = Callable[..., jax.Array]
+MatmulFunction = Callable[..., jax.Array]
 
-# ---- reading a scheduled program -------------------------------------------------------------
+# ---- parsing of a scheduled program -----------------------------------------------------------
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
-# name = type op(operands), attributes; a tuple type has parentheses of its own
+# The form is "name = type op(operands), attributes". A tuple type has its own parentheses.
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (?:\([^=]*?\)|\S+) ([\w\-]+)\((.*)$")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
 _GEMM = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|cublas|cudnn\$conv)[^"]*"', re.I)
@@ -58,9 +58,9 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A collective: its kind, and the multiplications scheduled while it is under way.
+    """A collective: its kind, and the number of matmuls scheduled during it.
 
-    `beside` is None where the collective is synchronous and nothing can run beside it.
+    `beside` is None if the collective is synchronous, because nothing can overlap with it.
     """
 
     kind: str
@@ -68,19 +68,19 @@ class Transfer:
 
 
 def computations(text: str) -> dict[str, list[Instruction]]:
-    """The program's computations, their instructions in the order of the schedule."""
-    found: dict[str, list[Instruction]] = {}
+    """Return the program's computations, with their instructions in the order of the schedule."""
+    program: dict[str, list[Instruction]] = {}
     current: list[Instruction] = []
     for line in text.splitlines():
         if head := _COMPUTATION.match(line):
-            current = found.setdefault(head[1], [])
+            current = program.setdefault(head[1], [])
         elif instruction := _INSTRUCTION.match(line):
             current.append(Instruction(*instruction.groups()))
-    return found
+    return program
 
 
 def transfers(text: str) -> list[Transfer]:
-    """All collectives of a scheduled program; those in a loop's body count once."""
+    """Return all collectives of a scheduled program. Those in a loop's body count once."""
     program = computations(text)
     multiplies = partial(_multiplies, program, {})
     wrapped = {
@@ -90,11 +90,11 @@ def transfers(text: str) -> list[Transfer]:
         if instruction.operation == "async-start"
         for callee in _CALLED.findall(instruction.rest)
     }
-    found: list[Transfer] = []
+    all_transfers: list[Transfer] = []
     for name, instructions in program.items():
         if name not in wrapped:
-            found += _transfers_of(program, instructions, multiplies)
-    return found
+            all_transfers += _transfers_of(program, instructions, multiplies)
+    return all_transfers
 
 
 def _transfers_of(
@@ -102,7 +102,7 @@ def _transfers_of(
     instructions: list[Instruction],
     multiplies: Callable[[Instruction], bool],
 ) -> Iterator[Transfer]:
-    for place, instruction in enumerate(instructions):
+    for index, instruction in enumerate(instructions):
         kind = _kind(program, instruction)
         if kind is None:
             continue
@@ -110,16 +110,18 @@ def _transfers_of(
             yield Transfer(kind, None)
             continue
         beside = 0
-        for later in instructions[place + 1 :]:
-            ends = later.operation.endswith("-done")
-            if ends and re.search(rf"%?{re.escape(instruction.name)}\b(?![.\-])", later.rest):
+        for next_instruction in instructions[index + 1 :]:
+            is_done = next_instruction.operation.endswith("-done")
+            if is_done and re.search(
+                rf"%?{re.escape(instruction.name)}\b(?![.\-])", next_instruction.rest
+            ):
                 break
-            beside += multiplies(later)
+            beside += multiplies(next_instruction)
         yield Transfer(kind, beside)
 
 
 def _kind(program: dict[str, list[Instruction]], instruction: Instruction) -> str | None:
-    """Which collective an instruction starts or performs, if any."""
+    """Return the collective that an instruction starts or performs, or None."""
     operation = instruction.operation
     if operation == "async-start":
         for callee in _CALLED.findall(instruction.rest):
@@ -132,24 +134,24 @@ def _kind(program: dict[str, list[Instruction]], instruction: Instruction) -> st
 
 
 def _multiplies(
-    program: dict[str, list[Instruction]], known: dict[str, bool], instruction: Instruction
+    program: dict[str, list[Instruction]], cache: dict[str, bool], instruction: Instruction
 ) -> bool:
-    """Whether an instruction is a matrix product, or a fusion or call that has one inside."""
+    """Return True if an instruction is a matmul, or a fusion or call that contains one."""
     if instruction.operation in ("dot", "convolution") or _GEMM.search(instruction.rest):
         return True
     if "gemm" in instruction.name or '"__triton_gemm"' in instruction.rest:
         return True
     for callee in _CALLED.findall(instruction.rest):
-        if callee not in known:
-            known[callee] = False  # a computation never calls itself
-            known[callee] = any(_multiplies(program, known, i) for i in program.get(callee, ()))
-        if known[callee]:
+        if callee not in cache:
+            cache[callee] = False  # computations are not recursive
+            cache[callee] = any(_multiplies(program, cache, i) for i in program.get(callee, ()))
+        if cache[callee]:
             return True
     return False
 
 
 def summary(text: str) -> list[str]:
-    """Cells of the table: multiplications in all, and each kind of transfer."""
+    """Return the cells of the table: the number of matmuls, and each kind of transfer."""
     program = computations(text)
     fused = {
         callee
@@ -158,7 +160,7 @@ def summary(text: str) -> list[str]:
         if instruction.operation == "fusion"
         for callee in _CALLED.findall(instruction.rest)
     }
-    products = sum(
+    matmul_count = sum(
         _multiplies(program, {}, instruction)
         for name, instructions in program.items()
         if name not in fused
@@ -166,16 +168,16 @@ def summary(text: str) -> list[str]:
         if instruction.operation not in ("while", "call", "conditional")
     )
     cells = []
-    found = transfers(text)
-    for kind in sorted({transfer.kind for transfer in found}):
-        beside = [t.beside for t in found if t.kind == kind and t.beside is not None]
-        blocking = sum(t.kind == kind and t.beside is None for t in found)
-        said = f"{kind}: {len(beside)} asynchronous"
+    all_transfers = transfers(text)
+    for kind in sorted({transfer.kind for transfer in all_transfers}):
+        beside = [t.beside for t in all_transfers if t.kind == kind and t.beside is not None]
+        blocking = sum(t.kind == kind and t.beside is None for t in all_transfers)
+        cell = f"{kind}: {len(beside)} asynchronous"
         if beside:
             covered = sum(count > 0 for count in beside)
-            said += f", {covered} with multiplications beside them ({sorted(beside)})"
-        cells.append(said + (f", {blocking} blocking" if blocking else ""))
-    return [str(products), "; ".join(cells) or "none"]
+            cell += f", {covered} with multiplications beside them ({sorted(beside)})"
+        cells.append(cell + (f", {blocking} blocking" if blocking else ""))
+    return [str(matmul_count), "; ".join(cells) or "none"]
 
 
 # ---- the functions and their layouts ---------------------------------------------------------
@@ -183,56 +185,65 @@ def summary(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A function, what it stands for, and how its operands are sharded over the axis Y."""
+    """A function, its plain equivalent, and the sharding of its operands over the axis Y."""
 
     name: str
-    ring: Product
-    plain: Product
+    ring: MatmulFunction
+    plain: MatmulFunction
     shapes: tuple[tuple[int, int], ...]
     specs: tuple[P, ...]
     out: P
 
 
-def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
-    """The plain product."""
+def plain_matmul(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Return the plain matmul."""
     return jnp.matmul(x, w)
 
 
-def two_matmuls(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
-    """The plain feed-forward."""
+def plain_feedforward(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    """Return the plain feed-forward."""
     return jnp.matmul(jax.nn.relu(jnp.matmul(x, w)), v)
 
 
 def cases() -> tuple[Case, ...]:
-    """All functions in all their layouts."""
+    """Return all functions in all their layouts."""
     make: Any = P
-    rows, columns, whole = make("Y", None), make(None, "Y"), make(None, None)
+    rows, columns, replicated = make("Y", None), make(None, "Y"), make(None, None)
     up, down = ((B, D), (D, F)), ((B, F), (F, D))
-    both = ((B, D), (D, F), (F, D))
+    feedforward_shapes = ((B, D), (D, F), (F, D))
     gather_rows = partial(allgather_matmul, gathered="rows")
     scatter_rows = partial(matmul_reducescatter, scattered="rows")
     block = partial(feedforward, activation=jax.nn.relu)
-    across = (columns, rows)
+    column_row_specs = (columns, rows)
     return (
-        Case("gather contraction", allgather_matmul, matmul, up, (columns, columns), columns),
-        Case("gather rows", gather_rows, matmul, up, across[::-1], columns),
-        Case("scatter columns", matmul_reducescatter, matmul, down, across, columns),
-        Case("scatter rows", scatter_rows, matmul, down, across, rows),
-        Case("allreduce", matmul_allreduce, matmul, down, across, whole),
-        Case("feedforward columns", block, two_matmuls, both, (columns, *across), columns),
+        Case("gather contraction", allgather_matmul, plain_matmul, up, (columns, columns), columns),
+        Case("gather rows", gather_rows, plain_matmul, up, column_row_specs[::-1], columns),
+        Case(
+            "scatter columns", matmul_reducescatter, plain_matmul, down, column_row_specs, columns
+        ),
+        Case("scatter rows", scatter_rows, plain_matmul, down, column_row_specs, rows),
+        Case("allreduce", matmul_allreduce, plain_matmul, down, column_row_specs, replicated),
+        Case(
+            "feedforward columns",
+            block,
+            plain_feedforward,
+            feedforward_shapes,
+            (columns, *column_row_specs),
+            columns,
+        ),
         Case(
             "feedforward rows",
             partial(block, layout="rows"),
-            two_matmuls,
-            both,
-            (rows, *across),
+            plain_feedforward,
+            feedforward_shapes,
+            (rows, *column_row_specs),
             rows,
         ),
     )
 
 
-def mapped(case: Case, mesh: Mesh, **options: Any) -> Product:
-    """The ring function of a case over whole arrays."""
+def mapped(case: Case, mesh: Mesh, **options: Any) -> MatmulFunction:
+    """Return the ring function of a case over whole arrays."""
 
     def local(*operands: jax.Array) -> jax.Array:
         return case.ring(*operands, axis_name="Y", **options)
@@ -240,14 +251,14 @@ def mapped(case: Case, mesh: Mesh, **options: Any) -> Product:
     return jax.shard_map(local, mesh=mesh, in_specs=case.specs, out_specs=case.out)
 
 
-def gradients(product: Product) -> Product:
-    """All gradients of a product for a given cotangent, which comes last."""
+def gradients(function: MatmulFunction) -> MatmulFunction:
+    """Return a function of all gradients for a given cotangent, which is the last argument."""
 
-    def pull(*arrays: jax.Array) -> Any:
+    def vjp_of_arrays(*arrays: jax.Array) -> Any:
         *operands, cotangent = arrays
-        return jax.vjp(product, *operands)[1](cotangent)
+        return jax.vjp(function, *operands)[1](cotangent)
 
-    return pull
+    return vjp_of_arrays
 
 
 def finish(result: Any) -> None:
@@ -259,48 +270,50 @@ def finish(result: Any) -> None:
 
 
 def medians(
-    functions: Sequence[Product], operands: list[jax.Array], rounds: int, calls: int
+    functions: Sequence[MatmulFunction], operands: list[jax.Array], rounds: int, calls: int
 ) -> list[float]:
-    """Median seconds of a call of each function, all of them measured in turn."""
-    taken: list[list[float]] = [[] for _ in functions]
+    """Return the median seconds of a call of each function, measured alternately."""
+    samples: list[list[float]] = [[] for _ in functions]
     for _ in range(3):
         for function in functions:
             finish(function(*operands))
-    for number in range(rounds):
-        # The order alternates, so that neither is always the one that finds the chip warm.
-        order = range(len(functions)) if number % 2 == 0 else reversed(range(len(functions)))
+    for round_index in range(rounds):
+        # The order alternates, so that each function is equally often the first.
+        order = range(len(functions)) if round_index % 2 == 0 else reversed(range(len(functions)))
         for index in order:
             start = time.perf_counter()
             for _ in range(calls):
                 result = functions[index](*operands)
             finish(result)
-            taken[index].append((time.perf_counter() - start) / calls)
-    return [statistics.median(times) for times in taken]
+            samples[index].append((time.perf_counter() - start) / calls)
+    return [statistics.median(durations) for durations in samples]
 
 
-def print_alone(rounds: int, calls: int) -> None:
-    """The first table."""
+def print_one_device(rounds: int, calls: int) -> None:
+    """Print the table of one device."""
     mesh = Mesh(np.array(jax.devices()[:1]), ("Y",))
     print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}; axis of one device, bfloat16")
     print(f"B, D, F = {B}, {D}, {F}; medians of {rounds} rounds of {calls} calls, interleaved\n")
-    heads = ("function", "pass", "jnp.matmul, µs", "ring function, µs", "ratio")
-    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
+    columns = ("function", "pass", "jnp.matmul, µs", "ring function, µs", "ratio")
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
     for case in cases():
         keys = jax.random.split(jax.random.key(0), len(case.shapes) + 1)
         shapes = (*case.shapes, (case.shapes[0][0], case.shapes[-1][1]))
         arrays = [
-            jax.device_put(jax.random.normal(key, shape, jnp.bfloat16), NamedSharding(mesh, whole))
-            for key, shape, whole in zip(keys, shapes, (*case.specs, case.out), strict=True)
+            jax.device_put(
+                jax.random.normal(key, shape, jnp.bfloat16), NamedSharding(mesh, replicated)
+            )
+            for key, shape, replicated in zip(keys, shapes, (*case.specs, case.out), strict=True)
         ]
         for name, wrap, operands in (
             ("forward", lambda f: f, arrays[:-1]),
             ("gradients", gradients, arrays),
         ):
             try:
-                pair = [jax.jit(wrap(case.plain)), jax.jit(wrap(mapped(case, mesh)))]
-                plain, ring = medians(pair, operands, rounds, calls)
-            except Exception as failure:  # one row that fails must not cost the others
-                print(f"| {case.name} | {name} | failed: {str(failure).splitlines()[0][:90]} |")
+                functions = [jax.jit(wrap(case.plain)), jax.jit(wrap(mapped(case, mesh)))]
+                plain, ring = medians(functions, operands, rounds, calls)
+            except Exception as error:  # a failed row must not stop the others
+                print(f"| {case.name} | {name} | failed: {str(error).splitlines()[0][:90]} |")
                 continue
             cells = f"{plain * 1e6:.1f} | {ring * 1e6:.1f} | {ring / plain:.4f}"
             print(f"| {case.name} | {name} | {cells} |", flush=True)
@@ -310,35 +323,35 @@ def print_alone(rounds: int, calls: int) -> None:
 
 
 def eight_devices() -> list[Any]:
-    """Eight H200s to compile for, of which one at hand is enough."""
+    """Return eight H200s to compile for. One local H200 is enough."""
     from jax.experimental import topologies
 
-    described = topologies.get_topology_desc("1x8x1", platform="cuda", topology="1x8x1")
-    return list(described.devices)
+    topology = topologies.get_topology_desc("1x8x1", platform="cuda", topology="1x8x1")
+    return list(topology.devices)
 
 
-def compiled(function: Product, case: Case, mesh: Mesh, with_cotangent: bool) -> Any:
-    """The compiled program of a function of a case's operands."""
+def compiled(function: MatmulFunction, case: Case, mesh: Mesh, with_cotangent: bool) -> Any:
+    """Return the compiled program of a function of a case's operands."""
     shapes = (*case.shapes, (case.shapes[0][0], case.shapes[-1][1]))
     layouts = (*case.specs, case.out)
-    describe: Any = jax.ShapeDtypeStruct
+    shape_struct: Any = jax.ShapeDtypeStruct
     arrays = [
-        describe(shape, jnp.bfloat16, sharding=NamedSharding(mesh, layout))
+        shape_struct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, layout))
         for shape, layout in zip(shapes, layouts, strict=True)
     ]
     return jax.jit(function).lower(*(arrays if with_cotangent else arrays[:-1])).compile()
 
 
 def print_compiled(devices: list[Any], save: str | None) -> None:
-    """The second table."""
+    """Print the table of the compiled programs."""
     mesh = Mesh(np.array(devices), ("Y",))
     kind = devices[0].device_kind
     print(f"Compiled for {len(devices)} x {kind}, bfloat16, B, D, F = {B}, {D}, {F}\n")
-    heads = ("function", "pass", "variant", "temporaries, MiB", "multiplications", "transfers")
-    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
+    columns = ("function", "pass", "variant", "temporaries, MiB", "multiplications", "transfers")
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
     for case in cases():
-        plain: Product = jax.jit(case.plain, out_shardings=NamedSharding(mesh, case.out))
-        variants: dict[str, Product] = {"plain jit": plain}
+        plain: MatmulFunction = jax.jit(case.plain, out_shardings=NamedSharding(mesh, case.out))
+        variants: dict[str, MatmulFunction] = {"plain jit": plain}
         for direction in ("one", "both"):
             for loop in ("unrolled", "rolled"):
                 ring = mapped(case, mesh, direction=direction, loop=loop)
@@ -346,34 +359,39 @@ def print_compiled(devices: list[Any], save: str | None) -> None:
         for variant, function in variants.items():
             for name in ("forward", "gradients"):
                 if name == "gradients" and "unrolled" in variant:
-                    continue  # by default gradients are loops
-                wrapped = gradients(function) if name == "gradients" else function
+                    continue  # gradients are loops by default
+                differentiated = gradients(function) if name == "gradients" else function
                 try:
-                    program = compiled(wrapped, case, mesh, name == "gradients")
-                except Exception as failure:  # one row that fails must not cost the others
-                    print(f"| {case.name} | {name} | {variant} | failed | {str(failure)[:200]!r} |")
+                    program = compiled(differentiated, case, mesh, name == "gradients")
+                except Exception as error:  # a failed row must not stop the others
+                    print(f"| {case.name} | {name} | {variant} | failed | {str(error)[:200]!r} |")
                     continue
                 text = program.as_text()
-                held = program.memory_analysis().temp_size_in_bytes / 2**20
+                temporary_mebibytes = program.memory_analysis().temp_size_in_bytes / 2**20
                 if save:
                     file = re.sub(r"\W+", "_", f"{case.name} {name} {variant}")
                     with open(f"{save}/{file}.hlo", "w") as out:
                         out.write(text)
                 cells = " | ".join(summary(text))
-                print(f"| {case.name} | {name} | {variant} | {held:.1f} | {cells} |", flush=True)
+                print(
+                    f"| {case.name} | {name} | {variant} | {temporary_mebibytes:.1f} | {cells} |",
+                    flush=True,
+                )
 
 
 def main() -> None:
-    """Print what was asked for."""
-    parser = argparse.ArgumentParser(description="Ring matmuls on an H200, and for eight.")
-    parser.add_argument("--time", action="store_true", help="only time one device")
-    parser.add_argument("--compile", action="store_true", help="only compile for eight")
+    """Print the requested tables."""
+    parser = argparse.ArgumentParser(
+        description="Measure ring matmuls on one H200, and compile for eight."
+    )
+    parser.add_argument("--time", action="store_true", help="measure on one device only")
+    parser.add_argument("--compile", action="store_true", help="compile for eight devices only")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--save", metavar="FOLDER", help="keep the compiled programs' text here")
     arguments = parser.parse_args()
     if not arguments.compile:
-        print_alone(arguments.rounds, arguments.calls)
+        print_one_device(arguments.rounds, arguments.calls)
         print()
     if not arguments.time:
         print_compiled(eight_devices(), arguments.save)

@@ -31,28 +31,31 @@ def main() -> int:
         temporary_installation(Path(folder)) as installation,
     ):
         start = time.monotonic()
-        first = train(installation, config, steps=steps, save_every=SAVE_EVERY)
-        undisturbed = parameters(installation, first, timeout=600)
+        undisturbed_job = train(installation, config, steps=steps, save_every=SAVE_EVERY)
+        undisturbed = parameters(installation, undisturbed_job, timeout=600)
         undisturbed_seconds = time.monotonic() - start
         start = time.monotonic()
-        job = train(installation, config, steps=steps, save_every=SAVE_EVERY)
+        disturbed_job = train(installation, config, steps=steps, save_every=SAVE_EVERY)
         disturbances = draw_disturbances(count, steps, rng)
-        attempts = disturb(Target(installation, job, rng), disturbances, timeout=600)
-        disturbed = parameters(installation, job, timeout=600)
+        attempts = disturb(Target(installation, disturbed_job, rng), disturbances, timeout=600)
+        disturbed = parameters(installation, disturbed_job, timeout=600)
         disturbed_seconds = time.monotonic() - start
-        shown = installation.client.show(job)
+        disturbed_report = installation.client.show(disturbed_job)
     print(f"{'attempt':>7}  {'what':32}{'it ended as':20}{'steps':>12}")
     for disturbance, attempt in zip(disturbances, attempts, strict=True):
         course = attempt["course"]
         steps_run = f"{course['resumed'] or 0:.0f} to {course['step']:.0f}" if course else "none"
         print(f"{attempt['number']:>7}  {disturbance!s:32}{attempt['outcome']:20}{steps_run:>12}")
     print(f"{'steps':32}{steps:>8}")
-    print(f"{'steps repeated':32}{shown['steps_again'] or 0:>8}")
+    print(f"{'steps repeated':32}{disturbed_report['steps_again'] or 0:>8}")
     print(f"{'seconds undisturbed':32}{undisturbed_seconds:>8.0f}")
     print(f"{'seconds with all disturbances':32}{disturbed_seconds:>8.0f}")
-    same = disturbed == undisturbed
-    print(f"parameters {disturbed}, undisturbed {undisturbed}: {'the same' if same else 'OTHERS'}")
-    return 0 if same else 1
+    identical = disturbed == undisturbed
+    print(
+        f"parameters {disturbed}, undisturbed {undisturbed}: "
+        f"{'the same' if identical else 'OTHERS'}"
+    )
+    return 0 if identical else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a process costs: time, memory, and how long a command takes."""
+"""Measure the CPU time and memory of a process, and the duration of a command."""
 
 import statistics
 import subprocess
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process."""
+    """Return the user and system time of a process, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
 
 def memory_mb(pid: int) -> float:
-    """Proportional set size."""
+    """Return the proportional set size of a process, in MB."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
@@ -21,12 +21,12 @@ def memory_mb(pid: int) -> float:
 
 
 def median_seconds(command: list[str], home: Path, rounds: int = 11) -> float:
-    """From start to exit."""
-    times = []
+    """Return the median duration of a command over several runs."""
+    durations = []
     for _ in range(rounds):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         subprocess.run(
             command, check=True, stdout=subprocess.DEVNULL, env={"DRUMLINE_HOME": str(home)}
         )
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations)

@@ -1,8 +1,9 @@
-"""How long a command takes to start, as a multiple of `python -c pass` in the same run.
+"""Measure the start-up time of commands as a multiple of `python -c pass` in the same run.
 
     make bench
 
-Aim: `--help` and `chips` within 16 times. Interleaved, so that a busy machine slows all alike.
+The aim is at most 16 times for `--help` and `chips`. The commands are interleaved, so that other
+load on the machine slows all of them equally.
 """
 
 import statistics
@@ -22,10 +23,10 @@ COMMANDS = {
 
 
 def seconds(command: list[str]) -> float:
-    """One run, from start to exit."""
-    begin = time.perf_counter()
+    """Return the duration of one run."""
+    start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - begin
+    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -36,8 +37,8 @@ def main() -> None:
             runs[name].append(seconds(command))
     base = statistics.median(runs["python -c pass"])
     print(f"{'command':24}{'median':>9}{'times':>8}")
-    for name, times in runs.items():
-        median = statistics.median(times)
+    for name, durations in runs.items():
+        median = statistics.median(durations)
         print(f"{name:24}{median * 1000:6.0f} ms{median / base:7.1f}×")
 
 

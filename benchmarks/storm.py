@@ -1,14 +1,15 @@
-"""Fifty counting jobs in a storm: servers and clouds that die, slices taken, clocks, a full disk.
+"""Run fifty counting jobs under random faults of servers, clouds, slices, clocks and disks.
 
     .venv/bin/python benchmarks/storm.py [JOBS] [SEED]
 
-Drawn at random, again and again: kill -9 of the server; kill -9 of the emulator, with which every
-slice is gone; slices taken with notice and without; the server's wall clock set back and forth by
-hours; and, as root, a disk that is full for some seconds (a tmpfs holds the server's home).
+The benchmark repeatedly draws a fault at random: kill -9 of the server; kill -9 of the emulator,
+which deletes every slice; preemption of a slice with or without notice; a step of the server's wall
+clock by hours in either direction; and, as root, a disk that is full for some seconds (a tmpfs
+holds the server's home).
 
-Every job must succeed without one failure of its program being counted; no attempt may start twice,
-no two attempts may run at once, no step may be missing; nothing may be left in the cloud. Exits 1
-where that does not hold.
+Every job must succeed without a counted failure of its program. No attempt may start twice, no two
+attempts may run at once, no step may be missing, and no cloud resource may remain. The exit code is
+1 otherwise.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from drumline.jobs import connection
 from drumline.jobs.client import Client
 
 STEPS = 300
-# Monotonic time is the same for all processes of a machine, whatever its wall clock does.
+# Monotonic time is the same for all processes of a machine, regardless of its wall clock.
 PROGRAM = f"""
 import json, os, time
 from pathlib import Path
@@ -51,7 +52,7 @@ with open(folder / "history", "a", buffering=1) as history:
         new.write_text(str(step))
         new.rename(saved)
 """
-# The server with a wall clock that this benchmark sets: it stands in a file.
+# The server with a wall clock that this benchmark sets through a file.
 SERVER = """
 import sys, time
 from pathlib import Path
@@ -64,125 +65,127 @@ DISK = 48 << 20
 
 
 class Storm:
-    """The faults, each as often as it was drawn."""
+    """The faults, with a count of each."""
 
-    def __init__(self, home: Path, clock: Path, chance: random.Random) -> None:
-        """Nothing has happened yet."""
+    def __init__(self, home: Path, clock: Path, random_source: random.Random) -> None:
+        """Start with no faults."""
         self.home = home
         self.client = Client(home)
-        self.done: Counter[str] = Counter()
+        self.fault_counts: Counter[str] = Counter()
         self._clock = clock
-        self._chance = chance
+        self._random = random_source
 
-    def strike(self, jobs: list[str]) -> None:
-        """One fault, drawn at random."""
+    def inject_fault(self, jobs: list[str]) -> None:
+        """Inject one random fault."""
         faults: list[tuple[float, Callable[[list[str]], None]]] = [
             (5, self.kill_server),
             (0.5, self.kill_emulator),
-            (3, self.take_slice),
-            (3, self.take_slice_with_notice),
+            (3, self.preempt_slice),
+            (3, self.preempt_slice_with_notice),
             (2, self.step_clock),
         ]
         if self.disk_can_fill:
             faults.append((0.7, self.fill_disk))
         weights = [weight for weight, _ in faults]
-        ((_, fault),) = self._chance.choices(faults, weights)
+        ((_, fault),) = self._random.choices(faults, weights)
         with contextlib.suppress(launch.EmulatorError, connection.NoServer, OSError):
             fault(jobs)
 
     @property
     def disk_can_fill(self) -> bool:
-        """Whether the home is a small file system of its own."""
+        """True if the home is a small file system of its own."""
         return self.home.is_mount()
 
     def kill_server(self, _: list[str]) -> None:
-        """As a machine that loses power would."""
+        """Kill the server like a machine that loses power."""
         status = self.client.server_status()
         if status is not None:
             os.kill(int(status["pid"]), signal.SIGKILL)
-            self.done["kill -9 of the server"] += 1
+            self.fault_counts["kill -9 of the server"] += 1
 
     def kill_emulator(self, _: list[str]) -> None:
-        """All slices are gone at once, and the cloud comes back empty."""
-        found = launch.find(self.home / "emulator")
-        if found is not None:
-            os.kill(found.pid, signal.SIGKILL)
-            self.done["kill -9 of the cloud"] += 1
+        """Kill the emulator. All its slices disappear, and it restarts empty."""
+        emulator = launch.find(self.home / "emulator")
+        if emulator is not None:
+            os.kill(emulator.pid, signal.SIGKILL)
+            self.fault_counts["kill -9 of the cloud"] += 1
 
-    def take_slice(self, jobs: list[str]) -> None:
-        """Without a word."""
+    def preempt_slice(self, jobs: list[str]) -> None:
+        """Preempt a slice without notice."""
         self._preempt(jobs, 0.0)
 
-    def take_slice_with_notice(self, jobs: list[str]) -> None:
-        """The program, which has no handler, dies first."""
-        self._preempt(jobs, self._chance.uniform(0.2, 4.0))
+    def preempt_slice_with_notice(self, jobs: list[str]) -> None:
+        """Preempt a slice with notice. The program has no handler and exits first."""
+        self._preempt(jobs, self._random.uniform(0.2, 4.0))
 
     def _preempt(self, jobs: list[str], notice: float) -> None:
-        target = self._chance.choice(jobs)
+        target = self._random.choice(jobs)
         launch.control(self.home / "emulator", "preempt", target=target, notice=notice)
-        self.done["slices taken, with notice" if notice else "slices taken"] += 1
+        self.fault_counts["slices taken, with notice" if notice else "slices taken"] += 1
 
     def step_clock(self, _: list[str]) -> None:
-        """By hours, either way."""
-        self._clock.write_text(str(self._chance.uniform(-5, 5) * 3600))
-        self.done["steps of the clock"] += 1
+        """Step the wall clock by hours in either direction."""
+        self._clock.write_text(str(self._random.uniform(-5, 5) * 3600))
+        self.fault_counts["steps of the clock"] += 1
 
     def fill_disk(self, _: list[str]) -> None:
-        """For some seconds nothing can be written, and perhaps the server is killed meanwhile."""
+        """Fill the disk for some seconds, and sometimes kill the server during that time."""
         ballast = self.home / "ballast"
         try:
             with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(1 << 16))
-            if self._chance.random() < 0.3:
+            if self._random.random() < 0.3:
                 self.kill_server([])
-            time.sleep(self._chance.uniform(1, 6))
+            time.sleep(self._random.uniform(1, 6))
         finally:
             ballast.unlink()
-        self.done["disk full"] += 1
+        self.fault_counts["disk full"] += 1
 
 
-def patiently(ask: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """Ask again while the server cannot answer: it was just killed, or its disk is full."""
+def retry(call: Callable[[], Any], seconds: float = 90.0) -> Any:
+    """Retry while the server cannot answer because it was killed or its disk is full."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return ask()
+            return call()
         except Exception:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.3)
 
 
-def wrong_with(job: dict[str, Any], saved: Path) -> str | None:
-    """What did not hold for a job."""
+def violation(job: dict[str, Any], saved: Path) -> str | None:
+    """Return the first violated requirement of a job, or None."""
     if job["status"] != "SUCCEEDED":
         return f"{job['status']}: {job['reason']}"
     if job["failures"]:
         return f"{job['failures']} failures were counted"
-    lines = [json.loads(line) for line in (saved / "history").read_text().splitlines()]
-    starts = [attempt for what, attempt, _, _ in lines if what == "start"]
+    records = [json.loads(line) for line in (saved / "history").read_text().splitlines()]
+    starts = [attempt for what, attempt, _, _ in records if what == "start"]
     if len(starts) != len(set(starts)):
         return f"an attempt was started twice: {starts}"
-    if {step for what, _, step, _ in lines if what == "step"} != set(range(1, STEPS + 1)):
+    if {step for what, _, step, _ in records if what == "step"} != set(range(1, STEPS + 1)):
         return "a step is missing"
-    moments: dict[str, list[float]] = {}
-    for _, attempt, _, at in lines:
-        moments.setdefault(attempt, []).append(at)
-    spans = sorted((min(times), max(times)) for times in moments.values())
-    if any(earlier[1] > later[0] for earlier, later in itertools.pairwise(spans)):
+    times_by_attempt: dict[str, list[float]] = {}
+    for _, attempt, _, timestamp in records:
+        times_by_attempt.setdefault(attempt, []).append(timestamp)
+    intervals = sorted(
+        (min(timestamps), max(timestamps)) for timestamps in times_by_attempt.values()
+    )
+    if any(first[1] > second[0] for first, second in itertools.pairwise(intervals)):
         return "two attempts ran at once"
     return None
 
 
-def held(home: Path) -> int:
-    """How many things the cloud holds."""
+def resource_count(home: Path) -> int:
+    """Return the number of resources in the cloud."""
     return sum(map(len, launch.control(home / "emulator", "resources").values()))
 
 
 @contextlib.contextmanager
-def a_home() -> Iterator[Path]:
-    """A home on a small file system of its own, where this can be had, its cloud beside it."""
+def temporary_home() -> Iterator[Path]:
+    """Create a home, as root on a small file system of its own, with its cloud beside it."""
     with tempfile.TemporaryDirectory(prefix="dl-", ignore_cleanup_errors=True) as folder:
         home, cloud = Path(folder) / "home", Path(folder) / "cloud"
         for path in (home, cloud):
@@ -191,23 +194,23 @@ def a_home() -> Iterator[Path]:
             ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "storm", str(home)],
             ["mount", "--bind", str(cloud), str(home / "emulator")],
         ]
-        mounted = []
+        mount_points = []
         for command in mounts if os.geteuid() == 0 else []:
             Path(command[-1]).mkdir(mode=0o700, exist_ok=True)
             if subprocess.run(command, check=False).returncode == 0:
-                mounted.append(command[-1])
+                mount_points.append(command[-1])
         try:
             yield home
         finally:
-            for place in reversed(mounted):
-                subprocess.run(["umount", "--lazy", place], check=False)  # noqa: S607
+            for mount_point in reversed(mount_points):
+                subprocess.run(["umount", "--lazy", mount_point], check=False)  # noqa: S607
 
 
 def main() -> int:
     """Print the table."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 50
-    chance = random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0)  # noqa: S311
-    with a_home() as home, tempfile.TemporaryDirectory(prefix="dl-") as folder:
+    random_source = random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0)  # noqa: S311
+    with temporary_home() as home, tempfile.TemporaryDirectory(prefix="dl-") as folder:
         code, clock, server = (Path(folder) / name for name in ("code", "clock", "server.py"))
         code.mkdir()
         (code / "count.py").write_text(PROGRAM)
@@ -215,40 +218,48 @@ def main() -> int:
         server.write_text(SERVER)
         connection.SERVER_COMMAND = (sys.executable, str(server), str(clock))
         launch.ensure_running(home / "emulator")
-        storm = Storm(home, clock, chance)
+        storm = Storm(home, clock, random_source)
         client = storm.client
         spec = {
             "name": "counts", "accelerator": ["v4-8"], "workdir": str(code),
             "checkpoint": "gs://storm/counts", "run": "python count.py",
             "retry": {"failures": 0},
         }  # fmt: skip
-        begin = time.monotonic()
+        start = time.monotonic()
         try:
             jobs = [str(client.create(spec)["id"]) for _ in range(count)]
-            calm_after = begin + 60 + 4 * count
-            while any(job["ended"] is None for job in patiently(lambda: client.list(all=True))):
-                time.sleep(chance.uniform(0.5, 3.0))
-                if time.monotonic() < calm_after:
-                    storm.strike(jobs)
-                elif time.monotonic() > calm_after + 10 * count:
+            faults_end = start + 60 + 4 * count
+            while any(job["ended"] is None for job in retry(lambda: client.list(all=True))):
+                time.sleep(random_source.uniform(0.5, 3.0))
+                if time.monotonic() < faults_end:
+                    storm.inject_fault(jobs)
+                elif time.monotonic() > faults_end + 10 * count:
                     break
-            ended = {str(job["id"]): job for job in patiently(lambda: client.list(all=True))}
+            final_jobs = {str(job["id"]): job for job in retry(lambda: client.list(all=True))}
             saved = home / "emulator" / "buckets" / "storm" / "counts"
-            wrong = {job: why for job in jobs if (why := wrong_with(ended[job], saved / job))}
+            violations = {
+                job: reason for job in jobs if (reason := violation(final_jobs[job], saved / job))
+            }
             deadline = time.monotonic() + 60
-            while held(home) and time.monotonic() < deadline:
+            while resource_count(home) and time.monotonic() < deadline:
                 time.sleep(0.2)
-            left = held(home)
-            rows = [("jobs", count), ("succeeded, nothing lost or doubled", count - len(wrong))]
-            rows += sorted(storm.done.items())
-            rows += [("left in the cloud", left), ("seconds", round(time.monotonic() - begin))]
-            for name, figure in rows:
+            remaining = resource_count(home)
+            table = [
+                ("jobs", count),
+                ("succeeded, nothing lost or doubled", count - len(violations)),
+            ]
+            table += sorted(storm.fault_counts.items())
+            table += [
+                ("left in the cloud", remaining),
+                ("seconds", round(time.monotonic() - start)),
+            ]
+            for name, figure in table:
                 print(f"{name:36}{figure:>6}")
             if not storm.disk_can_fill:
-                print("the disk was never full: that takes root, to mount one")
-            for job, why in wrong.items():
-                print(f"{job}: {why}")
-            return 1 if wrong or left else 0
+                print("the disk was never full, because mounting one requires root")
+            for job, reason in violations.items():
+                print(f"{job}: {reason}")
+            return 1 if violations or remaining else 0
         finally:
             client.stop_server()
             launch.stop(home / "emulator")

@@ -1,4 +1,4 @@
-"""The products of `tpu_compile.py`: shardings, sizes, and the ways to compute them."""
+"""The matmuls of `tpu_compile.py`: shardings, sizes and implementations."""
 
 # mypy: allow-untyped-calls
 
@@ -27,13 +27,13 @@ from drumline.parallel import (
 )
 from drumline.parallel.target import trace_for
 
-# XLA's own collective matmul, off.
+# Disables XLA's own collective matmul.
 NO_WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One product or layer, one way to compute it, on a mesh."""
+    """One implementation of a matmul or layer on a mesh."""
 
     name: str
     way: str
@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Size:
-    """x[rows, inner] · w[inner, columns] in bfloat16; the rows are for all devices."""
+    """The matmul x[rows, inner] · w[inner, columns] in bfloat16, with the rows of all devices."""
 
     name: str
     rows: int
@@ -54,8 +54,10 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Movement:
-    """How a product is sharded over Y, and what computes it on shards; rows are over X too."""
+class MatmulSharding:
+    """The sharding of a matmul over Y, with its implementation on shards. Rows are also sharded
+    over X.
+    """
 
     name: str
     x: P
@@ -63,160 +65,173 @@ class Movement:
     out: P
     ring: Callable[..., jax.Array]
 
-    def without(self, axis: str) -> Movement:
-        """The same with nothing over an axis."""
+    def without(self, axis: str) -> MatmulSharding:
+        """Return the same sharding without an axis."""
         x, w, out = (
-            P(*(_less(entry, axis) for entry in spec)) for spec in (self.x, self.w, self.out)
+            P(*(_remove_axis(entry, axis) for entry in spec)) for spec in (self.x, self.w, self.out)
         )
         return replace(self, x=x, w=w, out=out)
 
 
-def _less(entry: Any, axis: str) -> Any:
-    kept = tuple(name for name in (entry if isinstance(entry, tuple) else (entry,)) if name != axis)
-    return (kept[0] if kept else None) if len(kept) < 2 else kept
+def _remove_axis(entry: Any, axis: str) -> Any:
+    remaining = tuple(
+        name for name in (entry if isinstance(entry, tuple) else (entry,)) if name != axis
+    )
+    return (remaining[0] if remaining else None) if len(remaining) < 2 else remaining
 
 
-MOVEMENTS = {
-    movement.name: movement
-    for movement in (
-        Movement("gather contraction", P("X", "Y"), P(None, "Y"), P("X", "Y"), allgather_matmul),
-        Movement(
+SHARDINGS = {
+    sharding.name: sharding
+    for sharding in (
+        MatmulSharding(
+            "gather contraction", P("X", "Y"), P(None, "Y"), P("X", "Y"), allgather_matmul
+        ),
+        MatmulSharding(
             "gather rows",
             P(("X", "Y"), None),
             P(None, "Y"),
             P("X", "Y"),
             partial(allgather_matmul, gathered="rows"),
         ),
-        Movement("scatter columns", P("X", "Y"), P("Y", None), P("X", "Y"), matmul_reducescatter),
-        Movement(
+        MatmulSharding(
+            "scatter columns", P("X", "Y"), P("Y", None), P("X", "Y"), matmul_reducescatter
+        ),
+        MatmulSharding(
             "scatter rows",
             P("X", "Y"),
             P("Y", None),
             P(("X", "Y"), None),
             partial(matmul_reducescatter, scattered="rows"),
         ),
-        Movement("all-reduce", P("X", "Y"), P("Y", None), P("X", None), matmul_allreduce),
+        MatmulSharding("all-reduce", P("X", "Y"), P("Y", None), P("X", None), matmul_allreduce),
     )
 }
-# Width and hidden features of the projections; heads' columns are for queries, keys and values.
+# The d_model and d_ff of the projections, and the columns of queries, keys and values.
 LLAMAS = {"8B": (4096, 14336, 6144), "70B": (8192, 28672, 10240)}
 TOKENS = (2048, 16384)
-"""A chip has so many, its share of the sequence."""
+"""The tokens per chip: its share of the sequence."""
 
 
 def mesh_of(on: str, ring: int) -> AbstractMesh:
-    """All chips of a slice, so many of them in each ring."""
+    """Return a mesh of all chips of a slice, with rings of the given size."""
     return AbstractMesh(
         (slice_of(on).chips // ring, ring), ("X", "Y"), (AxisType.Explicit, AxisType.Explicit)
     )
 
 
-def cases(on: str, ring: int, *, every_way: bool) -> Iterator[Case]:
-    """Every product and way on a slice; `every_way` writes the rings in all directions, loops.
+def cases(on: str, ring: int, *, every_implementation: bool) -> Iterator[Case]:
+    """Yield every matmul and implementation on a slice.
 
-    Where the compiler begins hops late, each ring comes once more with `overlap_options`.
+    `every_way` includes the rings in all directions and loop forms. If the compiler starts permutes
+    late, each ring also appears with `overlap_options`.
     """
     with trace_for("tpu", f"TPU {slice_of(on).generation}"):
-        early = overlap_options()
-    for case in _cases(mesh_of(on, ring), every_way):
+        overlap_flags = overlap_options()
+    for case in _cases(mesh_of(on, ring), every_implementation):
         yield case
-        if early and case.way.startswith("ring"):
-            yield replace(case, way=f"{case.way}, early", options=early)
+        if overlap_flags and case.way.startswith("ring"):
+            yield replace(case, way=f"{case.way}, early", options=overlap_flags)
 
 
-def _cases(mesh: AbstractMesh, every_way: bool) -> Iterator[Case]:
-    for movement in MOVEMENTS.values():
-        yield from _products(mesh, movement, Size("chapter", 1024, 2048, 8192), every_way)
+def _cases(mesh: AbstractMesh, every_implementation: bool) -> Iterator[Case]:
+    for sharding in SHARDINGS.values():
+        yield from _matmul_cases(
+            mesh, sharding, Size("chapter", 1024, 2048, 8192), every_implementation
+        )
     for tokens in TOKENS:
         rows = tokens * mesh.size
         for model, (width, hidden, heads) in LLAMAS.items():
-            at = f"{tokens // 1024}k"
-            sized = {
-                Size(f"{model} up {at}", rows, width, hidden): "gather rows",
-                Size(f"{model} qkv {at}", rows, width, heads): "gather rows",
-                Size(f"{model} down {at}", rows, hidden, width): "scatter rows",
-                Size(f"{model} out {at}", rows, width, width): "scatter rows",
+            length_label = f"{tokens // 1024}k"
+            llama_sizes = {
+                Size(f"{model} up {length_label}", rows, width, hidden): "gather rows",
+                Size(f"{model} qkv {length_label}", rows, width, heads): "gather rows",
+                Size(f"{model} down {length_label}", rows, hidden, width): "scatter rows",
+                Size(f"{model} out {length_label}", rows, width, width): "scatter rows",
             }
-            for size, name in sized.items():
-                yield from _products(mesh, MOVEMENTS[name], size, every_way)
+            for size, name in llama_sizes.items():
+                yield from _matmul_cases(mesh, SHARDINGS[name], size, every_implementation)
     size = Size("8B up 2k", 2048 * mesh.size, 4096, 14336)
-    yield from _products(mesh, MOVEMENTS["gather contraction"], size, every_way)
+    yield from _matmul_cases(mesh, SHARDINGS["gather contraction"], size, every_implementation)
     size = Size("8B down 2k", 2048 * mesh.size, 14336, 4096)
     for name in ("scatter columns", "all-reduce"):
-        yield from _products(mesh, MOVEMENTS[name], size, every_way)
+        yield from _matmul_cases(mesh, SHARDINGS[name], size, every_implementation)
     yield from _block(mesh)
     yield from _experts(mesh)
 
 
-def _products(
-    mesh: AbstractMesh, movement: Movement, size: Size, every_way: bool
+def _matmul_cases(
+    mesh: AbstractMesh, sharding: MatmulSharding, size: Size, every_implementation: bool
 ) -> Iterator[Case]:
-    name = f"{size.name}, {movement.name}"
-    operands = _operands(mesh, movement, size)[:2]
-    for way, (fn, options) in _ways(mesh, movement, every_way).items():
-        if way == "ring, bf16 wire" and movement.name.startswith("gather"):
-            continue  # no sum travels forward
+    name = f"{size.name}, {sharding.name}"
+    operands = _operands(mesh, sharding, size)[:2]
+    for way, (fn, options) in _implementations(mesh, sharding, every_implementation).items():
+        if way == "ring, bf16 wire" and sharding.name.startswith("gather"):
+            continue  # the forward pass sends no sum
         yield Case(name, way, fn, operands, mesh, options)
-    # Here every group along X has the same rows: the gradients of its weights need no sum with the
-    # others', for which any way to compute them would wait.
-    alone = movement.without("X")
+    # Here every group along X has the same rows, so the gradients of its weights need no sum with
+    # other groups. Every implementation would wait for that sum.
+    unsharded_over_x = sharding.without("X")
     size = replace(size, rows=size.rows // mesh.shape["X"])
-    for way, (fn, options) in _ways(mesh, alone, every_way).items():
-        back = partial(_gradients, fn)
-        operands = _operands(mesh, alone, size)
-        yield Case(f"{name}, gradients", way, back, operands, mesh, options)
+    for way, (fn, options) in _implementations(
+        mesh, unsharded_over_x, every_implementation
+    ).items():
+        with_gradients = partial(_gradients, fn)
+        operands = _operands(mesh, unsharded_over_x, size)
+        yield Case(f"{name}, gradients", way, with_gradients, operands, mesh, options)
 
 
-def _operands(mesh: AbstractMesh, movement: Movement, size: Size) -> tuple[Any, ...]:
-    """x, w and the result's cotangent."""
+def _operands(mesh: AbstractMesh, sharding: MatmulSharding, size: Size) -> tuple[Any, ...]:
+    """Return x, w and the cotangent of the output."""
     return (
-        _shape(mesh, movement.x, size.rows, size.inner),
-        _shape(mesh, movement.w, size.inner, size.columns),
-        _shape(mesh, movement.out, size.rows, size.columns),
+        _shape(mesh, sharding.x, size.rows, size.inner),
+        _shape(mesh, sharding.w, size.inner, size.columns),
+        _shape(mesh, sharding.out, size.rows, size.columns),
     )
 
 
-def _ways(
-    mesh: AbstractMesh, movement: Movement, every_way: bool
+def _implementations(
+    mesh: AbstractMesh, sharding: MatmulSharding, every_implementation: bool
 ) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """What computes a product, and the compiler's options."""
+    """Return the implementations of a matmul with their compiler options."""
     rings: dict[str, dict[str, Any]] = {"ring": {}, "ring, bf16 wire": {"wire_dtype": jnp.bfloat16}}
-    if every_way:
+    if every_implementation:
         for direction in ("one", "both"):
             for loop in ("unrolled", "rolled"):
                 rings[f"ring {direction} {loop}"] = {"direction": direction, "loop": loop}
-    plain = partial(jnp.einsum, "bd,df->bf", out_sharding=movement.out)
-    ways: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    plain = partial(jnp.einsum, "bd,df->bf", out_sharding=sharding.out)
+    implementations: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "jit": (plain, {}),
         "jit, no windows": (plain, NO_WINDOWS),
     }
-    for way, told in rings.items():
+    for way, ring_options in rings.items():
         ring = jax.shard_map(
-            partial(movement.ring, axis_name="Y", **told),
+            partial(sharding.ring, axis_name="Y", **ring_options),
             mesh=mesh,
-            in_specs=(movement.x, movement.w),
-            out_specs=movement.out,
+            in_specs=(sharding.x, sharding.w),
+            out_specs=sharding.out,
         )
-        ways[way] = (ring, {})
-    return ways
+        implementations[way] = (ring, {})
+    return implementations
 
 
 def _gradients(fn: Callable[..., Any], *arrays: Any) -> Any:
-    """The result and the gradients, for a cotangent that is there."""
+    """Return the output and the gradients for a given cotangent."""
     *operands, cotangent = arrays
-    out, pull = jax.vjp(fn, *operands)
-    return out, pull(cotangent)
+    out, vjp_function = jax.vjp(fn, *operands)
+    return out, vjp_function(cotangent)
 
 
 def _block(mesh: AbstractMesh) -> Iterator[Case]:
-    """A block of Llama 8B, forward and back, on rings and on plain shardings."""
+    """Yield a block of Llama 8B, forward and backward, on rings and on plain shardings."""
     shape = BlockShape(width=4096, heads=32, kv_heads=8, head_dim=128, hidden=14336)
     x = _shape(mesh, P("X", "Y", None), mesh.shape["X"], 2048 * mesh.shape["Y"], 4096)
     for way in ("jit", "ring", "ring, bf16 wire"):
-        wire = "bfloat16" if way == "ring, bf16 wire" else None
-        build = partial(TransformerBlock, shape, dtype="bfloat16", wire_dtype=wire)
-        kind = jax.eval_shape(lambda build=build: build(key=jax.random.key(0)))
-        block = jax.tree.map(lambda leaf, spec: _shape(mesh, spec, *leaf.shape), kind, kind.specs())
+        comm_dtype = "bfloat16" if way == "ring, bf16 wire" else None
+        build = partial(TransformerBlock, shape, dtype="bfloat16", wire_dtype=comm_dtype)
+        block_shapes = jax.eval_shape(lambda build=build: build(key=jax.random.key(0)))
+        block = jax.tree.map(
+            lambda leaf, spec: _shape(mesh, spec, *leaf.shape), block_shapes, block_shapes.specs()
+        )
 
         def step(
             block: TransformerBlock, x: jax.Array, g: jax.Array, overlap: bool = way != "jit"
@@ -227,21 +242,21 @@ def _block(mesh: AbstractMesh) -> Iterator[Case]:
 
 
 def _experts(mesh: AbstractMesh) -> Iterator[Case]:
-    """Eight experts of a Llama 8B's width, tokens and experts over Y."""
+    """Yield eight experts with the d_model of Llama 8B, tokens and experts over Y."""
     rows = 2048 * mesh.size
     a = _shape(mesh, P(("X", "Y"), None), rows, 4096)
     w = _shape(mesh, P("Y", None, None), 8, 4096, 14336)
-    to = _shape(mesh, P(("X", "Y"), None), rows, 2, dtype=jnp.int32)
+    assignment = _shape(mesh, P(("X", "Y"), None), rows, 2, dtype=jnp.int32)
     for exchange in ("allgather", "alltoall"):
         fn = jax.shard_map(
-            lambda a, w, to, exchange=exchange: expert_matmul(
-                a, lax.pcast(w, ("X",), to="varying"), to, axis_name="Y", exchange=exchange
+            lambda a, w, assignment, exchange=exchange: expert_matmul(
+                a, lax.pcast(w, ("X",), to="varying"), assignment, axis_name="Y", exchange=exchange
             ),
             mesh=mesh,
             in_specs=(P(("X", "Y"), None), P("Y", None, None), P(("X", "Y"), None)),
             out_specs=P(("X", "Y"), None),
         )
-        yield Case("experts 8 × 8B up 2k", exchange, fn, (a, w, to), mesh, {})
+        yield Case("experts 8 × 8B up 2k", exchange, fn, (a, w, assignment), mesh, {})
 
 
 def _shape(mesh: AbstractMesh, spec: P, *sizes: int, dtype: Any = jnp.bfloat16) -> Any:

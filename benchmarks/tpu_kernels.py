@@ -1,15 +1,15 @@
-"""What the TPU's own compiler (Mosaic) makes of the fused kernels, without a TPU.
+"""Compile the fused kernels with the TPU's own compiler (Mosaic), without a TPU.
 
     python benchmarks/tpu_kernels.py [WORD …] [--on v5litepod-8]
 
 Needs libtpu (`pip install 'drumline[tpu]'` on x86_64 Linux, or `DRUMLINE_TPU_PYTHON`). For each
-program: whether it compiles and in how many seconds; its kernels, custom calls to the compiler;
-the VMEM that the largest of them uses on a core; temporaries in HBM; and `model`, in
-microseconds. A custom call carries no estimate of the compiler's, so that the model is ours: in
-every step the longer of its products, at the chip's peak, and of what travels beside them, at the
-bandwidth of a link, which is what it takes if nothing else does; the first blocks of the first
-product are read before it begins. It was never held against a TPU. Only rows whose names hold all
-the WORDs are compiled, which takes half a minute each.
+program the benchmark prints the compile time or the error, the number of kernels (custom calls),
+the VMEM of the largest kernel on a core, the temporaries in HBM, and `model` in microseconds. The
+compiler gives no estimate for a custom call, so the model is Drumline's own. Each step takes the
+longer of its matmuls, at the chip's peak, and of its concurrent transfers, at the bandwidth of a
+link. The first blocks of the first matmul are read before it starts. The model was never compared
+with a TPU. Only rows with names that contain all WORDs are compiled, which takes half a minute
+each.
 """
 
 # mypy: allow-untyped-calls
@@ -39,7 +39,7 @@ from drumline.parallel.fused.ring import KernelRing
 
 MIB = 1 << 20
 KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
-"""What JAX calls the chips that it gives one device each, as a slice's chips are counted here."""
+"""The JAX names of the chips with one device each, because a slice's chips are counted here."""
 
 FIRST_BLOCKS = 4 * MIB
 """Bytes of both operands that are read before the first multiplication."""
@@ -47,7 +47,7 @@ FIRST_BLOCKS = 4 * MIB
 
 @dataclass(frozen=True)
 class Size:
-    """The rows that one ring shares, and the two sides of the weights, in bfloat16."""
+    """The rows shared by one ring, and the dimensions of the weights, in bfloat16."""
 
     name: str
     rows: int
@@ -71,15 +71,15 @@ class Case:
 
     @property
     def ring(self) -> int:
-        """The devices of the ring."""
+        """The number of devices in the ring."""
         return int(self.mesh.shape["Y"])
 
     def program(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """What to compile: the function on shards, and the shapes of its arguments."""
-        divided, rows = P("X", "Y"), P(("X", "Y"), None)
+        """Return the function on shards and the shapes of its arguments."""
+        column_sharded, rows = P("X", "Y"), P(("X", "Y"), None)
         weights = P(None, "Y") if self.gathers else P("Y", None)
         fn = fused_allgather_matmul if self.gathers else fused_matmul_reducescatter
-        specs = (rows, divided) if self.gathers else (divided, rows)
+        specs = (rows, column_sharded) if self.gathers else (column_sharded, rows)
         run = jax.shard_map(
             partial(fn, axis_name="Y"),
             mesh=self.mesh,
@@ -87,50 +87,77 @@ class Case:
             out_specs=specs[1],
         )
         size = self.size
-        sides = (size.model, size.hidden) if self.gathers else (size.hidden, size.model)
+        dimensions = (size.model, size.hidden) if self.gathers else (size.hidden, size.model)
         batch = size.rows * int(self.mesh.shape["X"])
-        args = (self._shape(specs[0], batch, sides[0]), self._shape(weights, *sides))
+        args = (self._shape(specs[0], batch, dimensions[0]), self._shape(weights, *dimensions))
         return (_gradients(run) if self.gradients else run), args
 
-    def _shape(self, spec: P, *sides: int) -> Any:
+    def _shape(self, spec: P, *dimensions: int) -> Any:
         struct: Any = jax.ShapeDtypeStruct
-        return struct(sides, jnp.bfloat16, sharding=NamedSharding(self.mesh, spec))
+        return struct(dimensions, jnp.bfloat16, sharding=NamedSharding(self.mesh, spec))
 
     def model(self) -> float:
-        """Seconds, by our model: see above."""
-        chip, size, n = self.chips.chip, self.size, self.ring
-        tour = KernelRing("Y", n, "both", ("X", "Y"))
-        height = size.rows // n
-        product = 2 * height * size.model * size.hidden / n / chip.peak_bf16_flops
-        hop = height * size.model / chip.link_bandwidth
-        gather = _gather_seconds(tour, product, 2 * hop)
-        scatter = _scatter_seconds(tour, product, 4 * hop, piece_count(height, 16))
-        first = FIRST_BLOCKS / chip.hbm_bandwidth
-        forward = first + (gather if self.gathers else scatter)
+        """Return the seconds predicted by the model in the docstring of this file."""
+        chip, size, ring_size = self.chips.chip, self.size, self.ring
+        ring_order = KernelRing("Y", ring_size, "both", ("X", "Y"))
+        block_rows = size.rows // ring_size
+        matmul_seconds = (
+            2 * block_rows * size.model * size.hidden / ring_size / chip.peak_bf16_flops
+        )
+        permute_seconds = block_rows * size.model / chip.link_bandwidth
+        gather = _gather_seconds(ring_order, matmul_seconds, 2 * permute_seconds)
+        scatter = _scatter_seconds(
+            ring_order, matmul_seconds, 4 * permute_seconds, piece_count(block_rows, 16)
+        )
+        first_read = FIRST_BLOCKS / chip.hbm_bandwidth
+        forward = first_read + (gather if self.gathers else scatter)
         if not self.gradients:
             return forward
-        # The gather's: a scatter, and a gather that sums. The scatter's: a gather, and a product.
-        others = scatter + gather + 2 * first if self.gathers else gather + n * product + first
-        return forward + others
+        # Gradients of the gather: a scatter, and a gather that sums. Of the scatter: a gather and a
+        # matmul.
+        backward = (
+            scatter + gather + 2 * first_read
+            if self.gathers
+            else gather + ring_size * matmul_seconds + first_read
+        )
+        return forward + backward
 
 
-def _gather_seconds(tour: KernelRing, product: float, hop: float) -> float:
-    """Own product, then those of each step's arrivals, beside what travels on meanwhile."""
-    ways = len(tour.directions)
-    steps = [product, *[ways * product] * tour.hops, *[product] * tour.has_opposite]
-    beside = [*[hop] * tour.hops, *[hop / 2] * tour.has_opposite, 0.0]
-    return sum(max(pair) for pair in zip(steps, beside, strict=True))
+def _gather_seconds(ring_order: KernelRing, matmul_seconds: float, permute_seconds: float) -> float:
+    """Return the seconds of the local matmul and of each step's matmul or transfer."""
+    direction_count = len(ring_order.directions)
+    matmuls = [
+        matmul_seconds,
+        *[direction_count * matmul_seconds] * ring_order.hops,
+        *[matmul_seconds] * ring_order.has_opposite,
+    ]
+    transfers = [
+        *[permute_seconds] * ring_order.hops,
+        *[permute_seconds / 2] * ring_order.has_opposite,
+        0.0,
+    ]
+    return sum(max(pair) for pair in zip(matmuls, transfers, strict=True))
 
 
-def _scatter_seconds(tour: KernelRing, product: float, hop: float, pieces: int) -> float:
-    """The same steps backwards; a sum sets out when its piece's product is there."""
-    ways = len(tour.directions)
-    steps = [*[product] * tour.has_opposite, *[ways * product] * tour.hops, product]
-    beside = [0.0, *[hop / 2] * tour.has_opposite, *[hop] * tour.hops]
-    delay = product / pieces
+def _scatter_seconds(
+    ring_order: KernelRing, matmul_seconds: float, permute_seconds: float, pieces: int
+) -> float:
+    """Return the seconds of the reversed steps. A sum is sent once its piece's matmul is done."""
+    direction_count = len(ring_order.directions)
+    matmuls = [
+        *[matmul_seconds] * ring_order.has_opposite,
+        *[direction_count * matmul_seconds] * ring_order.hops,
+        matmul_seconds,
+    ]
+    transfers = [
+        0.0,
+        *[permute_seconds / 2] * ring_order.has_opposite,
+        *[permute_seconds] * ring_order.hops,
+    ]
+    delay = matmul_seconds / pieces
     return sum(
-        max(work, travel + delay) if travel else work
-        for work, travel in zip(steps, beside, strict=True)
+        max(compute, transfer + delay) if transfer else compute
+        for compute, transfer in zip(matmuls, transfers, strict=True)
     )
 
 
@@ -142,14 +169,14 @@ def _gradients(fn: Callable[..., jax.Array]) -> Callable[..., Any]:
 
 
 def cases(chips: Slice) -> Iterator[Case]:
-    """Every size, ring, function, forward and with gradients."""
+    """Yield every size, ring and function, forward and with gradients."""
     device = jax.sharding.AbstractDevice(KINDS[chips.generation], chips.chip.cores, "tpu")
     for size in SIZES:
         for ring in (4, 8):
             if chips.chips % ring:
                 continue
-            sides, explicit = (chips.chips // ring, ring), (AxisType.Explicit,) * 2
-            mesh = AbstractMesh(sides, ("X", "Y"), explicit, abstract_device=device)
+            dimensions, explicit = (chips.chips // ring, ring), (AxisType.Explicit,) * 2
+            mesh = AbstractMesh(dimensions, ("X", "Y"), explicit, abstract_device=device)
             for gathers in (True, False):
                 for gradients in (False, True):
                     name = f"{size.name}, ring of {ring}, {'gather' if gathers else 'scatter'}"
@@ -158,45 +185,47 @@ def cases(chips: Slice) -> Iterator[Case]:
 
 
 def kernels(program: InspectedProgram) -> list[int]:
-    """The VMEM that each kernel of a program uses."""
+    """Return the VMEM of each kernel in a program."""
     calls = [
         instruction
         for computation in program.module.computations.values()
         for instruction in computation.instructions
         if 'custom_call_target="tpu_custom_call"' in instruction.attribute_text
     ]
-    return [_vmem(call.attribute_text) for call in calls]
+    return [_vmem_bytes(call.attribute_text) for call in calls]
 
 
-def _vmem(text: str) -> int:
-    found = re.search(r'"used_scoped_memory_configs":\[\{"memory_space":"1".*?"size":"(\d+)"', text)
-    return int(found[1]) if found else 0
+def _vmem_bytes(text: str) -> int:
+    match = re.search(r'"used_scoped_memory_configs":\[\{"memory_space":"1".*?"size":"(\d+)"', text)
+    return int(match[1]) if match else 0
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("words", nargs="*", help="only rows whose names hold all of them")
-    parser.add_argument("--on", default="v5litepod-8", help="a slice")
-    given = parser.parse_args()
-    if slice_of(given.on).generation not in KINDS:
-        parser.error(f"--on {given.on}: the slice has to be one of {', '.join(KINDS)}")
+    parser.add_argument("words", nargs="*", help="only rows with names that contain all words")
+    parser.add_argument("--on", default="v5litepod-8", help="the slice to compile for")
+    options = parser.parse_args()
+    if slice_of(options.on).generation not in KINDS:
+        parser.error(f"--on {options.on}: the slice has to be one of {', '.join(KINDS)}")
     columns = f"{'compiled':>10}{'kernels':>9}{'VMEM':>9}{'HBM temp':>11}{'model':>11}"
-    print(f"{'on ' + given.on:42}{columns}")
-    for case in cases(slice_of(given.on)):
-        if not all(word in case.name for word in given.words):
+    print(f"{'on ' + options.on:42}{columns}")
+    for case in cases(slice_of(options.on)):
+        if not all(filter_word in case.name for filter_word in options.words):
             continue
         fn, args = case.program()
-        started = time.perf_counter()
+        start = time.perf_counter()
         try:
-            program = compile_for(parse_machine(given.on), fn, args, mesh=case.mesh, compiler="tpu")
-        except UserError as wrong:
-            print(f"{case.name:42} not compiled: {wrong}", flush=True)
+            program = compile_for(
+                parse_machine(options.on), fn, args, mesh=case.mesh, compiler="tpu"
+            )
+        except UserError as error:
+            print(f"{case.name:42} not compiled: {error}", flush=True)
             continue
-        seconds = time.perf_counter() - started
-        used = kernels(program)
+        seconds = time.perf_counter() - start
+        vmem_sizes = kernels(program)
         print(
-            f"{case.name:42}{seconds:8.1f} s{len(used):9}{max(used) / MIB:5.0f} MiB"
+            f"{case.name:42}{seconds:8.1f} s{len(vmem_sizes):9}{max(vmem_sizes) / MIB:5.0f} MiB"
             f"{program.memory['temporaries'] / MIB:7.0f} MiB{case.model() * 1e6:8.0f} µs",
             flush=True,
         )

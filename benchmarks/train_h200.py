@@ -1,14 +1,15 @@
-"""Training on one GPU beside PyTorch: ViT-B/16, two Llama-style decoders, and one of experts.
+"""Compare training on one GPU with PyTorch: ViT-B/16, two Llama-style decoders and a MoE decoder.
 
     python benchmarks/train_h200.py [vit 350m 1b3 moe] [--modes default] [--profile]
 
-Both sides have the same architecture, batch, bfloat16 compute over float32 weights and AdamW, with
-one batch in memory. This side is `drumline.models` through the step of `drumline.train`, with its
-guard against values that are not finite. The other is timm's ViT, and decoders in plain PyTorch
-(torch_models.py), under `torch.compile` in three modes, of which the fastest counts; max-autotune
-takes minutes to compile. Every measurement has the card to itself, in a process of its own: the
-median of five rounds after a warm-up. `--profile` adds where the time goes. MFU counts the models'
-own FLOPs (causal attention by half) against 989 TFLOP/s on both sides.
+Both frameworks train the same architecture with the same batch, bfloat16 compute over float32
+weights and AdamW, and one batch in memory. Drumline runs `drumline.models` through the step of
+`drumline.train`, including its check for non-finite values. PyTorch runs timm's ViT and decoders in
+plain PyTorch (torch_models.py) under `torch.compile` in three modes, and the fastest mode counts.
+max-autotune takes minutes to compile. Every measurement runs in its own process and has the GPU to
+itself. It is the median of five rounds after a warm-up. `--profile` also prints the time of each
+kernel. MFU counts the models' own FLOPs (half of the causal attention) against 989 TFLOP/s for
+both.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
 
 
 @dataclass(frozen=True)
-class Case:
+class Workload:
     """A model and its batch."""
 
     name: str
@@ -44,50 +45,50 @@ class Case:
     """Tokens in a sequence; 0 for images."""
 
 
-CASES = {
-    "vit": Case("ViT-B/16, batch 256", "images", 256),
-    "350m": Case("decoder 350M, batch 16 × 2048", "tokens", 16, 2048),
-    "1b3": Case("decoder 1.3B, batch 8 × 2048", "tokens", 8, 2048),
-    "moe": Case("decoder 350M, 8 experts, k = 2, batch 16 × 2048", "tokens", 16, 2048),
+WORKLOADS = {
+    "vit": Workload("ViT-B/16, batch 256", "images", 256),
+    "350m": Workload("decoder 350M, batch 16 × 2048", "tokens", 16, 2048),
+    "1b3": Workload("decoder 1.3B, batch 8 × 2048", "tokens", 8, 2048),
+    "moe": Workload("decoder 350M, 8 experts, k = 2, batch 16 × 2048", "tokens", 16, 2048),
 }
 
 
 def measure(run: Callable[[int], float]) -> float:
-    """Median seconds of a step; `run` takes so many steps and waits for the last one's loss."""
+    """Return the median seconds of a step. `run(n)` takes n steps and waits for the last loss."""
     run(WARM_UP)
-    taken = []
+    samples = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
         run(STEPS)
-        taken.append((time.perf_counter() - start) / STEPS)
-    return statistics.median(taken)
+        samples.append((time.perf_counter() - start) / STEPS)
+    return statistics.median(samples)
 
 
-# ---- this side -------------------------------------------------------------------------------
+# ---- Drumline --------------------------------------------------------------------------------
 
 
 def model_and_arrays(name: str) -> tuple[Any, dict[str, Any]]:
-    """The model of a case, and one batch for it."""
+    """Return the model of a workload and one batch for it."""
     import numpy as np
 
     from drumline.models.lm import llama_1b3, llama_350m
     from drumline.models.vit import vit_b16
 
-    case, random = CASES[name], np.random.default_rng(0)
+    workload, random = WORKLOADS[name], np.random.default_rng(0)
     if name == "vit":
         return vit_b16(attention="cudnn"), {
-            "image": random.integers(0, 256, (case.batch, 224, 224, 3), np.uint8),
-            "label": random.integers(0, 1000, case.batch, np.int32),
+            "image": random.integers(0, 256, (workload.batch, 224, 224, 3), np.uint8),
+            "label": random.integers(0, 1000, workload.batch, np.int32),
         }
     experts = {"experts": 8} if name == "moe" else {}
     model = (llama_1b3 if name == "1b3" else llama_350m)(attention="cudnn", **experts)
     return model, {
-        "tokens": random.integers(0, model.vocab, (case.batch, case.length + 1), np.int32)
+        "tokens": random.integers(0, model.vocab, (workload.batch, workload.length + 1), np.int32)
     }
 
 
-def drumline_side(name: str, profile: bool) -> dict[str, Any]:
-    """Time a case here; the result also says how many FLOPs and items a step has."""
+def measure_drumline(name: str, profile: bool) -> dict[str, Any]:
+    """Time a workload in Drumline. The result includes the FLOPs and items of a step."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -99,11 +100,11 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
     from drumline.train.state import abstract_state, initial_state, replicate, shardings
     from drumline.train.steps.step import LOSS, NO_LIMITS, make_step
 
-    case = CASES[name]
+    workload = WORKLOADS[name]
     model, arrays = model_and_arrays(name)
     optimizer = optax.adamw(1e-4, weight_decay=0.05)
-    data = in_memory(arrays, batch=case.batch, seed=0)
-    recipe = Recipe(model, optimizer, data, {"data": 1}, steps=1)
+    batches = in_memory(arrays, batch=workload.batch, seed=0)
+    recipe = Recipe(model, optimizer, batches, {"data": 1}, steps=1)
     mesh = make_mesh(recipe.mesh)
     with jax.set_mesh(mesh):
         abstract = abstract_state(recipe, mesh)
@@ -116,7 +117,7 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
         step = (
             make_step(recipe, mesh, abstract).lower(state, mode, batch, stop_flag, limits).compile()
         )
-        compiling = time.perf_counter() - start
+        compile_seconds = time.perf_counter() - start
 
         def run(steps: int) -> float:
             nonlocal state, mode
@@ -136,13 +137,13 @@ def drumline_side(name: str, profile: bool) -> dict[str, Any]:
         "flops": model.flops(batch),
         "memory": stats.get("peak_bytes_in_use", 0),
         "loss": loss,
-        "compiling": compiling,
+        "compiling": compile_seconds,
         "mode": f"jax {jax.__version__}",
     }
 
 
 def print_profile(run: Callable[[int], float], steps: int = 3, lines: int = 24) -> None:
-    """Where a step's time goes, by kernel, families of generated ones together."""
+    """Print the time of a step by kernel, with generated kernels grouped by family."""
     import jax
 
     with tempfile.TemporaryDirectory() as folder:
@@ -162,44 +163,48 @@ def print_profile(run: Callable[[int], float], steps: int = 3, lines: int = 24) 
         and "GPU" in processes.get(event["pid"], "")
         and "Stream" in threads.get((event["pid"], event["tid"]), "")
     )
-    spent: collections.Counter[str] = collections.Counter()
-    idle: collections.Counter[str] = collections.Counter()
-    times: collections.Counter[str] = collections.Counter()
+    kernel_micros: collections.Counter[str] = collections.Counter()
+    idle_micros: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     end = kernels[0][0]
     for start, micros, kernel in kernels:
-        spent[kernel] += micros
-        times[kernel] += 1
-        idle[kernel] += max(0, start - end)
+        kernel_micros[kernel] += micros
+        counts[kernel] += 1
+        idle_micros[kernel] += max(0, start - end)
         end = max(end, start + micros)
 
-    def told(micros: float) -> str:
+    def milliseconds(micros: float) -> str:
         return f"{micros / steps / 1e3:.2f} ms"
 
     print(
-        f"  kernels {told(sum(spent.values()))}, idle {told(sum(idle.values()))}", file=sys.stderr
+        f"  kernels {milliseconds(sum(kernel_micros.values()))}, idle "
+        f"{milliseconds(sum(idle_micros.values()))}",
+        file=sys.stderr,
     )
-    for kernel, micros in spent.most_common(lines):
-        print(f"  {told(micros):>9}  {times[kernel] // steps:4d} × {kernel}", file=sys.stderr)
-    for kernel, micros in idle.most_common(4):
-        print(f"  {told(micros):>9}  idle before {kernel}", file=sys.stderr)
+    for kernel, micros in kernel_micros.most_common(lines):
+        print(
+            f"  {milliseconds(micros):>9}  {counts[kernel] // steps:4d} × {kernel}", file=sys.stderr
+        )
+    for kernel, micros in idle_micros.most_common(4):
+        print(f"  {milliseconds(micros):>9}  idle before {kernel}", file=sys.stderr)
 
 
-# ---- the other side --------------------------------------------------------------------------
+# ---- PyTorch ---------------------------------------------------------------------------------
 
 
-def torch_side(name: str, mode: str) -> dict[str, Any]:
-    """Time a case in PyTorch."""
+def measure_torch(name: str, mode: str) -> dict[str, Any]:
+    """Time a workload in PyTorch."""
     import importlib
 
     torch: Any = importlib.import_module("torch")
-    case = CASES[name]
+    workload = WORKLOADS[name]
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     if name == "vit":
         timm: Any = importlib.import_module("timm")
         model = timm.create_model("vit_base_patch16_224").cuda().train()
-        images = torch.randn(case.batch, 3, 224, 224, device="cuda")
-        labels = torch.randint(0, 1000, (case.batch,), device="cuda")
+        images = torch.randn(workload.batch, 3, 224, 224, device="cuda")
+        labels = torch.randint(0, 1000, (workload.batch,), device="cuda")
 
         def forward() -> Any:
             return torch.nn.functional.cross_entropy(model(images), labels)
@@ -208,7 +213,7 @@ def torch_side(name: str, mode: str) -> dict[str, Any]:
         models: Any = importlib.import_module("torch_models")
         sizes = models.SIZES[name]
         model = models.decoder(sizes).cuda().train()
-        tokens = torch.randint(0, sizes.vocab, (case.batch, case.length + 1), device="cuda")
+        tokens = torch.randint(0, sizes.vocab, (workload.batch, workload.length + 1), device="cuda")
 
         def forward() -> Any:
             return model(tokens)
@@ -227,82 +232,86 @@ def torch_side(name: str, mode: str) -> dict[str, Any]:
 
     start = time.perf_counter()
     run(1)
-    compiling = time.perf_counter() - start
+    compile_seconds = time.perf_counter() - start
     torch.cuda.reset_peak_memory_stats()
     seconds = measure(run)
     return {
         "seconds": seconds,
         "memory": torch.cuda.max_memory_allocated(),
         "loss": run(1),
-        "compiling": compiling,
+        "compiling": compile_seconds,
         "mode": f"torch {torch.__version__}, {mode}",
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
 
-# ---- both ------------------------------------------------------------------------------------
+# ---- comparison ------------------------------------------------------------------------------
 
 
 def in_own_process(name: str, side: str, *options: str) -> dict[str, Any] | None:
-    """A measurement with the card to itself; None, with the reason printed, where it fails."""
+    """Run a measurement in its own process. If it fails, print the reason and return None."""
     command = [sys.executable, __file__, name, "--side", side, *options]
-    done = subprocess.run(command, capture_output=True, text=True)
+    process = subprocess.run(command, capture_output=True, text=True)
     if "--profile" in options:
-        print(done.stderr[-4000:], file=sys.stderr)
-    if done.returncode:
-        said = (done.stderr.strip() or "no reason given").splitlines()[-1]
-        print(f"{name}, {side} {' '.join(options)}: failed: {said}", flush=True)
+        print(process.stderr[-4000:], file=sys.stderr)
+    if process.returncode:
+        error_line = (process.stderr.strip() or "no reason given").splitlines()[-1]
+        print(f"{name}, {side} {' '.join(options)}: failed: {error_line}", flush=True)
         return None
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return result
 
 
 def compare(name: str, modes: tuple[str, ...], profile: bool) -> None:
-    """Print the rows of one case."""
-    case = CASES[name]
-    ours = in_own_process(name, "drumline", *(["--profile"] if profile else []))
-    theirs = [in_own_process(name, mode) for mode in modes]
-    known = [found for found in theirs if found]
-    best = min((found["seconds"] for found in known), default=None)
-    for found in [ours, *known]:
-        if found is None or ours is None:
+    """Print the rows of one workload."""
+    workload = WORKLOADS[name]
+    drumline = in_own_process(name, "drumline", *(["--profile"] if profile else []))
+    all_torch_results = [in_own_process(name, mode) for mode in modes]
+    torch_results = [result for result in all_torch_results if result]
+    fastest_torch = min((result["seconds"] for result in torch_results), default=None)
+    for result in [drumline, *torch_results]:
+        if result is None or drumline is None:
             continue
-        seconds = found["seconds"]
+        seconds = result["seconds"]
         cells = (
-            case.name,
-            found["mode"],
-            f"{ours['items'] / seconds:,.0f}",
+            workload.name,
+            result["mode"],
+            f"{drumline['items'] / seconds:,.0f}",
             f"{seconds * 1e3:.1f} ms",
-            f"{ours['flops'] / seconds / PEAK:.1%}",
-            f"{found['memory'] / 2**30:.1f} GiB",
-            f"{found['compiling']:.0f} s",
-            f"{best / seconds:.3f}" if best else "–",
+            f"{drumline['flops'] / seconds / PEAK:.1%}",
+            f"{result['memory'] / 2**30:.1f} GiB",
+            f"{result['compiling']:.0f} s",
+            f"{fastest_torch / seconds:.3f}" if fastest_torch else "–",
         )
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def main() -> None:
-    """Print the table, or be one of its measurements."""
-    parser = argparse.ArgumentParser(description="Training on one GPU beside PyTorch.")
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all if none")
+    """Print the table, or run one of its measurements."""
+    parser = argparse.ArgumentParser(description="Compare training on one GPU with PyTorch.")
+    parser.add_argument(
+        "cases", nargs="*", help=f"workloads among {', '.join(WORKLOADS)} (default: all)"
+    )
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--modes", default=",".join(MODES), help="of torch.compile; empty to leave PyTorch out"
+        "--modes", default=",".join(MODES), help="modes of torch.compile; empty skips PyTorch"
     )
-    parser.add_argument("--profile", action="store_true", help="say where our time goes")
+    parser.add_argument(
+        "--profile", action="store_true", help="print the time of each kernel of Drumline"
+    )
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.cases if name not in CASES]
-    if unknown:
-        parser.error(f"{unknown[0]!r} is none of {', '.join(CASES)}")
+    unknown_workloads = [name for name in arguments.cases if name not in WORKLOADS]
+    if unknown_workloads:
+        parser.error(f"{unknown_workloads[0]!r} is none of {', '.join(WORKLOADS)}")
     if arguments.side == "drumline":
-        print(json.dumps(drumline_side(arguments.cases[0], arguments.profile)))
+        print(json.dumps(measure_drumline(arguments.cases[0], arguments.profile)))
     elif arguments.side:
-        print(json.dumps(torch_side(arguments.cases[0], arguments.side)))
+        print(json.dumps(measure_torch(arguments.cases[0], arguments.side)))
     else:
-        heads = ("model", "with", "items/s", "step", "MFU", "memory", "compiling", "× PyTorch")
-        print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
+        columns = ("model", "with", "items/s", "step", "MFU", "memory", "compiling", "× PyTorch")
+        print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns), flush=True)
         modes = tuple(filter(None, arguments.modes.split(",")))
-        for name in arguments.cases or CASES:
+        for name in arguments.cases or WORKLOADS:
             compare(name, modes, arguments.profile)
 
 

@@ -1,13 +1,13 @@
-"""What the training loop costs around its steps, and what a checkpoint in the background costs.
+"""Measure the overhead of the training loop, and of checkpoints written in the background.
 
     python benchmarks/train_overhead.py                  # about two minutes
     python benchmarks/train_overhead.py --million 200    # with a state of 800 MB
 
-A step here is 50 ms during which the processor is free, as it is while an accelerator works: a
-callback that sleeps in the middle of a compiled program. Three loops over the same compiled step
-take turns in one process: the bare one, which hands over step after step and looks at nothing;
-`fit` with everything on (metrics, log, TensorBoard, heartbeat, data read ahead); and `fit` that
-also writes a checkpoint every 100 steps. Printed are ratios of the time from one step to the next.
+A step takes 50 ms during which the CPU is free, as it is while an accelerator works: it is a
+callback that sleeps inside a compiled program. Three loops over the same compiled step alternate in
+one process. The bare loop only dispatches steps. `fit` runs with all its features (metrics, log,
+TensorBoard, heartbeat, prefetched data). The third loop is `fit` with a checkpoint every 100 steps.
+The benchmark prints ratios of the time between consecutive steps.
 """
 
 # mypy: allow-untyped-calls
@@ -41,23 +41,23 @@ from drumline.train.multihost import StopFlag
 from drumline.train.state import abstract_state, initial_state, replicate, shardings
 from drumline.train.steps.step import NO_LIMITS, make_step
 
-STEP = 0.05
+STEP_SECONDS = 0.05
 SAVE_EVERY = 100
 
-starts: list[tuple[float, float]] = []
+step_starts: list[tuple[float, float]] = []
 THREAD = time.pthread_getcpuclockid(threading.get_ident())
-"""The processor time of the thread that runs the loop, readable from others."""
+"""The CPU clock of the thread that runs the loop, readable from other threads."""
 
 
-def sleep(x: np.ndarray) -> np.ndarray:
-    """The work of a step, and the record of when it began."""
-    starts.append((time.monotonic(), time.clock_gettime(THREAD)))
-    time.sleep(STEP)
+def record_and_sleep(x: np.ndarray) -> np.ndarray:
+    """Record the start of a step and sleep, which stands for its work."""
+    step_starts.append((time.monotonic(), time.clock_gettime(THREAD)))
+    time.sleep(STEP_SECONDS)
     return np.zeros_like(x)
 
 
-def with_ballast(optimizer: Any, million: int) -> Any:
-    """The optimizer with this many million numbers more to carry, which no step touches."""
+def with_unused_state(optimizer: Any, million: int) -> Any:
+    """Return the optimizer with an unused state of additional `million` million numbers."""
 
     def init(params: Any) -> Any:
         return optimizer.init(params), [jnp.ones((1000, 1000)) * i for i in range(million)]
@@ -70,7 +70,7 @@ def with_ballast(optimizer: Any, million: int) -> Any:
 
 
 def recipe(million: int, steps: int, save_every: int) -> Recipe:
-    """A small model whose step is a nap, and a state of this many million numbers."""
+    """Return a small model with a step that sleeps, and a state of `million` million numbers."""
 
     def init(key: jax.Array) -> Any:
         return {"w": jax.random.normal(key, (256,))}
@@ -78,14 +78,16 @@ def recipe(million: int, steps: int, save_every: int) -> Recipe:
     def loss(params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         del key
         first = jax.lax.stop_gradient(params["w"][0])
-        nap = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), np.float32), first)
+        sleep_result = jax.pure_callback(
+            record_and_sleep, jax.ShapeDtypeStruct((), np.float32), first
+        )
         error = batch["x"] @ params["w"] - 1
-        return jnp.mean(error**2) + nap, {"error": jnp.abs(error).mean()}
+        return jnp.mean(error**2) + sleep_result, {"error": jnp.abs(error).mean()}
 
     rows = np.random.default_rng(0).normal(size=(4096, 256)).astype(np.float32)
     return Recipe(
         model=Functions(init, loss),
-        optimizer=with_ballast(optax.adam(1e-3), million),
+        optimizer=with_unused_state(optax.adam(1e-3), million),
         data=data.arrays({"x": rows}, batch=256),
         mesh={"data": 1},
         steps=steps,
@@ -93,15 +95,15 @@ def recipe(million: int, steps: int, save_every: int) -> Recipe:
     )
 
 
-def bare(million: int, steps: int) -> None:
-    """The same step, handed over again and again."""
-    made = recipe(million, steps, steps)
-    mesh = make_mesh(made.mesh)
+def run_bare_loop(million: int, steps: int) -> None:
+    """Run the same step without a training loop."""
+    bare_recipe = recipe(million, steps, steps)
+    mesh = make_mesh(bare_recipe.mesh)
     with jax.set_mesh(mesh):
-        abstract = abstract_state(made, mesh)
-        step = make_step(made, mesh, abstract)
-        state = jax.jit(lambda: initial_state(made), out_shardings=shardings(abstract))()
-        batches = Prefetcher(BatchLoader(made.data, mesh, made.model.batch_spec()))
+        abstract = abstract_state(bare_recipe, mesh)
+        step = make_step(bare_recipe, mesh, abstract)
+        state = jax.jit(lambda: initial_state(bare_recipe), out_shardings=shardings(abstract))()
+        batches = Prefetcher(BatchLoader(bare_recipe.data, mesh, bare_recipe.model.batch_spec()))
         batch, stop_flag = batches.next_batch(0), StopFlag(mesh).array
         mode, limits = replicate(mesh, np.zeros((), np.int32)), replicate(mesh, NO_LIMITS)
         for _ in range(steps):
@@ -110,42 +112,50 @@ def bare(million: int, steps: int) -> None:
         batches.close()
 
 
-def paced(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds from one step to the next, and of the processor, without the first five steps."""
-    starts.clear()
+def time_per_step(run: Callable[[], object]) -> tuple[float, float]:
+    """Return the wall and CPU seconds per step, without the first five steps."""
+    step_starts.clear()
     with redirect_stdout(StringIO()):
         run()
-    (wall, processor), (from_wall, from_processor) = starts[-1], starts[5]
-    steps = len(starts) - 6
-    return (wall - from_wall) / steps, (processor - from_processor) / steps
+    (end_wall, end_cpu), (start_wall, start_cpu) = step_starts[-1], step_starts[5]
+    steps = len(step_starts) - 6
+    return (end_wall - start_wall) / steps, (end_cpu - start_cpu) / steps
 
 
 def main() -> None:
-    """Measure and print."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    words.add_argument("--million", type=int, default=12, help="numbers in the state")
-    words.add_argument("--rounds", type=int, default=3)
-    asked = words.parse_args()
-    steps, megabytes = 2 * SAVE_EVERY + 10, 4 * asked.million
+    """Measure the loops and print their ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--million", type=int, default=12, help="millions of numbers in the state")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    steps, megabytes = 2 * SAVE_EVERY + 10, 4 * options.million
     ratios: dict[str, list[float]] = {"loop": [], "checkpoint": [], "the loop's own thread": []}
-    for turn in range(asked.rounds):
+    for round_index in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
             os.environ["DRUMLINE_HEARTBEAT"] = str(Path(folder) / "heartbeat.json")
-            alone, handing = paced(partial(bare, asked.million, steps))
-            never, often = (recipe(asked.million, steps, each) for each in (steps, SAVE_EVERY))
-            looped, busy = paced(partial(fit, never, checkpoint=f"{folder}/never"))
-            saved, _ = paced(partial(fit, often, checkpoint=f"{folder}/often"))
-        ratios["loop"].append(looped / alone - 1)
-        ratios["checkpoint"].append(saved / looped - 1)
-        ratios["the loop's own thread"].append((busy - handing) / STEP)
+            bare_seconds, bare_cpu = time_per_step(partial(run_bare_loop, options.million, steps))
+            without_checkpoints, with_checkpoints = (
+                recipe(options.million, steps, interval) for interval in (steps, SAVE_EVERY)
+            )
+            fit_seconds, fit_cpu = time_per_step(
+                partial(fit, without_checkpoints, checkpoint=f"{folder}/never")
+            )
+            checkpoint_seconds, _ = time_per_step(
+                partial(fit, with_checkpoints, checkpoint=f"{folder}/often")
+            )
+        ratios["loop"].append(fit_seconds / bare_seconds - 1)
+        ratios["checkpoint"].append(checkpoint_seconds / fit_seconds - 1)
+        ratios["the loop's own thread"].append((fit_cpu - bare_cpu) / STEP_SECONDS)
         print(
-            f"round {turn + 1}: bare {alone * 1e3:.2f} ms a step, fit {looped * 1e3:.2f}, "
-            f"with a checkpoint of {megabytes} MB every {SAVE_EVERY} steps {saved * 1e3:.2f}; "
-            f"of the processor, bare {handing * 1e3:.2f} ms a step, fit {busy * 1e3:.2f}"
+            f"round {round_index + 1}: bare {bare_seconds * 1e3:.2f} ms a step, fit "
+            f"{fit_seconds * 1e3:.2f}, "
+            f"with a checkpoint of {megabytes} MB every {SAVE_EVERY} steps "
+            f"{checkpoint_seconds * 1e3:.2f}; "
+            f"of the processor, bare {bare_cpu * 1e3:.2f} ms a step, fit {fit_cpu * 1e3:.2f}"
         )
-    for name, found in ratios.items():
-        told = ", ".join(f"{100 * ratio:+.2f} %" for ratio in found)
-        print(f"{name}: {100 * statistics.median(found):+.2f} % (median of {told})")
+    for name, ratio_list in ratios.items():
+        round_ratios = ", ".join(f"{100 * ratio:+.2f} %" for ratio in ratio_list)
+        print(f"{name}: {100 * statistics.median(ratio_list):+.2f} % (median of {round_ratios})")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""What watching costs a training step: ViT-B/16 on one GPU, at its defaults and with it off.
+"""Measure the cost of the hardware checks in a training step of ViT-B/16 on one GPU.
 
     python benchmarks/watch_h200.py
-    python benchmarks/watch_h200.py --tiny    # a toy on any device: that it runs, no figure
+    python benchmarks/watch_h200.py --tiny    # a small model on any device, as a smoke test
 
-One process and one compiled step, batch 256, through the pipeline of `drumline.train`: its data,
-its reading two steps late. Rounds of 200 steps with and without watching take turns, and medians
-count. With it, each step's loss and norm are held against limits and move them, and each hundredth
-step is followed by a check (checksums of all that is held twice, which on one device is nothing,
-and the pulse), for which the host waits until the devices are idle. Then the parts alone: a pulse,
-and the checksums of the whole state, as a run on several devices computes them.
+One process runs one compiled step with batch 256 through the pipeline of `drumline.train`, which
+reads metrics two steps late. Rounds of 200 steps with and without the checks alternate, and the
+benchmark prints medians. With the checks, each step's loss and norm are compared with limits and
+update them. Every hundredth step is followed by a check for which the host waits until the devices
+are idle: checksums of all replicated arrays (none on one device) and the pulse. The benchmark then
+times the parts separately: a pulse, and the checksums of the whole state as a run on several
+devices computes them.
 """
 
 from __future__ import annotations
@@ -42,24 +43,24 @@ from train_h200 import model_and_arrays
 STEPS, ROUNDS = 200, 4
 
 
-def seconds_of(run: Callable[[], object]) -> float:
-    """How long it takes."""
+def duration_of(run: Callable[[], object]) -> float:
+    """Return the duration of a call."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 def main() -> None:
-    """Print step times without and with watching, their ratio, and the parts."""
-    parser = argparse.ArgumentParser(description="What watching costs a training step.")
-    parser.add_argument("--tiny", action="store_true", help="a toy on any device")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each kind")
+    """Print the step times without and with the checks, their ratio, and the parts."""
+    parser = argparse.ArgumentParser(description="Measure the cost of the hardware checks.")
+    parser.add_argument("--tiny", action="store_true", help="a small model on any device")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each variant")
     arguments = parser.parse_args()
     model, arrays = tiny() if arguments.tiny else model_and_arrays("vit")
-    data = in_memory(arrays, batch=len(arrays["label"]), shuffle=False)
+    batches = in_memory(arrays, batch=len(arrays["label"]), shuffle=False)
     optimizer = optax.adamw(1e-4, weight_decay=0.05)
-    recipe = Recipe(model, optimizer, data, {"data": 1}, steps=10**9)
-    every = recipe.settings.check_every or STEPS
+    recipe = Recipe(model, optimizer, batches, {"data": 1}, steps=10**9)
+    check_interval = recipe.settings.check_every or STEPS
     mesh = make_mesh(recipe.mesh)
     with jax.set_mesh(mesh):
         plan = make_plan(recipe, mesh)
@@ -68,36 +69,42 @@ def main() -> None:
         hardware = HardwareChecks(plan, pipeline, checkpoints, print)
         pipeline.restart(checkpoints.restore())
 
-        def steps(count: int, watched: bool) -> None:
-            for number in range(1, count + 1):
+        def steps(count: int, checked: bool) -> None:
+            for index in range(1, count + 1):
                 pipeline.dispatch_step()
-                due = watched and number % every == 0
-                for _, outcome in pipeline.read(0 if due or number == count else LAG):
+                is_check_due = checked and index % check_interval == 0
+                for _, outcome in pipeline.read(0 if is_check_due or index == count else LAG):
                     assert not outcome.spiked
-                    if watched:
+                    if checked:
                         hardware.accept_step(outcome)
-                if due:
+                if is_check_due:
                     hardware.check()
 
-        for watched in (False, True):
-            steps(every, watched)
-        taken: dict[bool, list[float]] = {False: [], True: []}
+        for checked in (False, True):
+            steps(check_interval, checked)
+        samples: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(arguments.rounds):
-            for watched, seconds in taken.items():
-                seconds.append(seconds_of(partial(steps, STEPS, watched)) / STEPS)
-        pulses, sums = [], []
+            for checked, durations in samples.items():
+                durations.append(duration_of(partial(steps, STEPS, checked)) / STEPS)
+        pulse_seconds, checksum_seconds = [], []
         for _ in range(9):
-            pulses.append(seconds_of(lambda: probe_devices(mesh, pipeline.step)))
-            sums.append(seconds_of(lambda: device_checksums(mesh, pipeline.state)))
+            pulse_seconds.append(duration_of(lambda: probe_devices(mesh, pipeline.step)))
+            checksum_seconds.append(duration_of(lambda: device_checksums(mesh, pipeline.state)))
         pipeline.close()
-    without, with_watching = (statistics.median(taken[watched]) for watched in (False, True))
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(pipeline.state))
+    without_checks, with_checks = (statistics.median(samples[checked]) for checked in (False, True))
+    state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(pipeline.state))
     print(f"device               {jax.devices()[0].device_kind}, jax {jax.__version__}")
-    print(f"step without         {without * 1e3:.3f} ms")
-    print(f"step with            {with_watching * 1e3:.3f} ms")
-    print(f"ratio                {with_watching / without:.4f}")
-    print(f"pulse                {statistics.median(pulses) * 1e3:.3f} ms, each {every} steps")
-    print(f"checksums of a state {statistics.median(sums) * 1e3:.3f} ms, {size / 1e9:.2f} GB")
+    print(f"step without         {without_checks * 1e3:.3f} ms")
+    print(f"step with            {with_checks * 1e3:.3f} ms")
+    print(f"ratio                {with_checks / without_checks:.4f}")
+    print(
+        f"pulse                {statistics.median(pulse_seconds) * 1e3:.3f} ms, each "
+        f"{check_interval} steps"
+    )
+    print(
+        f"checksums of a state {statistics.median(checksum_seconds) * 1e3:.3f} ms, "
+        f"{state_bytes / 1e9:.2f} GB"
+    )
 
 
 if __name__ == "__main__":

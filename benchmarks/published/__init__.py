@@ -1,8 +1,7 @@
-"""Training steps whose seconds on TPUs others published, as programs one can compile without them.
+"""Published training steps on TPUs, as programs that compile without TPUs.
 
-`rows` holds what each recipe states and what it printed, `models` the sizes of its model,
-`decoder` one training step in plain JAX that stands for all of them. From a program beside this
-package:
+`rows` has the settings and the printed figures of each recipe, `models` the sizes of its model, and
+`decoder` one training step in plain JAX for all of them. A program beside this package uses it so:
 
     from published import decoder, rows
 

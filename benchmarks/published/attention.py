@@ -1,9 +1,9 @@
-"""Causal attention that stands for the splash kernel of the recipes.
+"""Causal attention that represents the splash kernel of the recipes.
 
-It is written in plain products, each under a name scope `kernel[flash_attention work=…]`: what
-stands under such a scope is to be read as one fused kernel, whose inner values never touch memory.
-`work` is the share of the written products that the kernel does. A block on the diagonal is done
-whole, so the share follows from the recipe's block sizes and is more than a half.
+It is written in plain matmuls, each under a name scope `kernel[flash_attention work=…]`. Such a
+scope is read as one fused kernel with inner values that never reach memory. `work` is the fraction
+of the written matmuls that the kernel computes. A block on the diagonal is computed entirely, so
+the fraction follows from the recipe's block sizes and is more than a half.
 """
 
 # The shapes in the types are not forward references.
@@ -22,12 +22,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 Blocks = tuple[int, int]
-"""Queries and keys of one block."""
+"""The queries and keys of one block."""
 Queries = Float[Array, "B S K G H"]
-"""Batch, sequence, key heads, queries a key head, channels."""
+"""Batch, sequence, key heads, queries per key head, channels."""
 Keys = Float[Array, "B S K H"]
 Residuals = tuple[Queries, Keys, Keys, Queries, Float[Array, "B K Q"]]
-"""Queries, keys, values, what came out, and the logarithm of each query's sum of exponentials."""
+"""Queries, keys, values, output, and the logarithm of each query's sum of exponentials."""
 
 
 @dataclass(frozen=True)
@@ -36,39 +36,39 @@ class Flash:
 
     forward: Blocks
     keys: Blocks
-    """Of the backward kernel for keys and values; if fused, for the queries too."""
+    """The blocks of the backward kernel for keys and values; if fused, for the queries too."""
     queries: Blocks | None = None
-    """Of the backward kernel for queries; None where one fused kernel does all."""
+    """The blocks of the backward kernel for queries; None for a fused kernel."""
 
     def forward_work(self, length: int, window: int | None) -> float:
-        """The share of the forward pass's two products that the kernel does."""
-        return visited(self.forward, length, window)
+        """Return the fraction of the forward pass's two matmuls that the kernel computes."""
+        return visited_fraction(self.forward, length, window)
 
     def backward_work(self, length: int, window: int | None) -> float:
-        """The share of the backward pass's five products that its kernels do.
+        """Return the fraction of the backward pass's five matmuls that its kernels compute.
 
-        Two kernels each form the scores and their gradient: seven products instead of five.
+        Two kernels each compute the scores and their gradient: seven matmuls instead of five.
         """
-        keys = visited(self.keys, length, window)
+        keys = visited_fraction(self.keys, length, window)
         if self.queries is None:
             return keys
-        return (4 * keys + 3 * visited(self.queries, length, window)) / 5
+        return (4 * keys + 3 * visited_fraction(self.queries, length, window)) / 5
 
 
-def visited(blocks: Blocks, length: int, window: int | None) -> float:
-    """The share of all blocks that holds a pair of a query and a key it may see."""
+def visited_fraction(blocks: Blocks, length: int, window: int | None) -> float:
+    """Return the fraction of blocks with at least one pair of a query and a visible key."""
     q, k = (min(size, length) for size in blocks)
-    seen = 0
-    for first in range(0, length, q):
-        last = first + q - 1
-        oldest = 0 if window is None else max(0, first - window + 1)
-        seen += last // k - oldest // k + 1
-    return seen / ((length // q) * (length // k))
+    visible_blocks = 0
+    for first_query in range(0, length, q):
+        last_query = first_query + q - 1
+        oldest_key = 0 if window is None else max(0, first_query - window + 1)
+        visible_blocks += last_query // k - oldest_key // k + 1
+    return visible_blocks / ((length // q) * (length // k))
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the two passes need to know beside their arrays."""
+    """The parameters of the two passes beside their arrays."""
 
     window: int | None
     forward_work: float
@@ -77,40 +77,44 @@ class Kernel:
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def attention(q: Queries, k: Keys, v: Keys, kernel: Kernel) -> Queries:
-    """Softmax attention of each query over the keys before it, `window` of them at most."""
+    """Return softmax attention of each query over at most `window` previous keys."""
     return _forward(q, k, v, kernel)[0]
 
 
 def _forward(q: Queries, k: Keys, v: Keys, kernel: Kernel) -> tuple[Queries, Residuals]:
     with jax.named_scope(f"kernel[flash_attention work={kernel.forward_work:.4f}]"):
         rows, keys, values = _scaled(q), _keys(k), _keys(v)
-        rows, hidden = _hidden(rows, q.shape[3], kernel.window)
+        rows, mask = _mask(rows, q.shape[3], kernel.window)
         scores = jnp.einsum("bkqh,bksh->bkqs", rows, keys, preferred_element_type=jnp.float32)
-        scores += hidden
+        scores += mask
         lse = jax.nn.logsumexp(scores, axis=-1)
         p = jnp.exp(scores - lse[..., None]).astype(q.dtype)
         out = jnp.einsum("bkqs,bksh->bkqh", p, values)
-        out = _back(out, q)
-    # A policy that saves the context spares the backward pass this kernel.
+        out = _unflatten(out, q)
+    # With a policy that saves the context, the backward pass does not run this kernel again.
     out, lse = checkpoint_name(out, "context"), checkpoint_name(lse, "context")
     return out, (q, k, v, out, lse)
 
 
 def _backward(kernel: Kernel, saved: Residuals, g: Queries) -> tuple[Queries, Keys, Keys]:
-    """Keys by queries, as the kernel has it; so XLA cannot share the forward kernel's scores."""
+    """Compute keys by queries like the kernel, so that XLA cannot share the forward kernel's
+    scores.
+    """
     q, k, v, out, lse = saved
     with jax.named_scope(f"kernel[flash_attention work={kernel.backward_work:.4f}]"):
-        rows, keys, values, slopes = _scaled(q), _keys(k), _keys(v), _queries(g)
-        rows, hidden = _hidden(rows, q.shape[3], kernel.window)
+        rows, keys, values, output_gradient = _scaled(q), _keys(k), _keys(v), _queries(g)
+        rows, mask = _mask(rows, q.shape[3], kernel.window)
         scores = jnp.einsum("bksh,bkqh->bksq", keys, rows, preferred_element_type=jnp.float32)
-        p = jnp.exp(scores + hidden.T - lse[:, :, None])
-        dv = jnp.einsum("bksq,bkqh->bksh", p.astype(g.dtype), slopes)
-        dp = jnp.einsum("bksh,bkqh->bksq", values, slopes, preferred_element_type=jnp.float32)
-        along = jnp.sum(slopes.astype(jnp.float32) * _queries(out), axis=-1)
-        ds = (p * (dp - along[:, :, None])).astype(q.dtype)
+        p = jnp.exp(scores + mask.T - lse[:, :, None])
+        dv = jnp.einsum("bksq,bkqh->bksh", p.astype(g.dtype), output_gradient)
+        dp = jnp.einsum(
+            "bksh,bkqh->bksq", values, output_gradient, preferred_element_type=jnp.float32
+        )
+        output_dot = jnp.sum(output_gradient.astype(jnp.float32) * _queries(out), axis=-1)
+        ds = (p * (dp - output_dot[:, :, None])).astype(q.dtype)
         dq = jnp.einsum("bksq,bksh->bkqh", ds, keys)
         dk = jnp.einsum("bksq,bkqh->bksh", ds, rows)
-        dq = _back(dq, q) * q.shape[-1] ** -0.5
+        dq = _unflatten(dq, q) * q.shape[-1] ** -0.5
     return dq, jnp.moveaxis(dk, 1, 2), jnp.moveaxis(dv, 1, 2)
 
 
@@ -118,18 +122,20 @@ attention.defvjp(_forward, _backward)
 
 
 def _queries(q: Queries) -> Float[Array, "B K Q H"]:
-    """All queries of a key head in one row after the other: the products need no transposition."""
+    """Return all queries of a key head as consecutive rows, so the matmuls need no
+    transposition.
+    """
     return jnp.moveaxis(q, 2, 1).reshape(q.shape[0], q.shape[2], -1, q.shape[-1])
 
 
 def _scaled(q: Queries) -> Float[Array, "B K Q H"]:
-    # Here, and not on the scores: these are few.
+    # Scaling the queries is cheaper than scaling the scores.
     rows: Array = _queries(q) * q.shape[-1] ** -0.5
     return rows
 
 
-def _back(rows: Float[Array, "B K Q H"], like: Queries) -> Queries:
-    batch, length, heads, group, channels = like.shape
+def _unflatten(rows: Float[Array, "B K Q H"], reference: Queries) -> Queries:
+    batch, length, heads, group, channels = reference.shape
     return jnp.moveaxis(rows.reshape(batch, heads, length, group, channels), 1, 2)
 
 
@@ -137,17 +143,17 @@ def _keys(k: Keys) -> Float[Array, "B K S H"]:
     return jnp.moveaxis(k, 2, 1)
 
 
-def _hidden(
+def _mask(
     rows: Float[Array, "B K Q H"], group: int, window: int | None
 ) -> tuple[Float[Array, "B K Q H"], Float[Array, "Q S"]]:
-    """What to add to the scores: zero where a query sees the key, else less than any score.
+    """Return the mask to add: zero for a visible key, otherwise less than any score.
 
-    Tied to the queries, which come back, and free of filled arrays, the mask is nothing that the
-    scan over the layers could take out and carry along whole.
+    The mask depends on the queries, which are returned, and contains no constant arrays. The scan
+    over the layers therefore cannot hoist it.
     """
-    rows, at = lax.optimization_barrier((rows, jnp.arange(rows.shape[2] // group)))
-    ahead = jnp.repeat(at, group)[:, None] - at[None, :]
-    hidden = jnp.minimum(ahead, 0)
+    rows, positions = lax.optimization_barrier((rows, jnp.arange(rows.shape[2] // group)))
+    distance = jnp.repeat(positions, group)[:, None] - positions[None, :]
+    mask = jnp.minimum(distance, 0)
     if window is not None:
-        hidden -= jnp.maximum(ahead - window + 1, 0)
-    return rows, hidden.astype(jnp.float32) * 1e30
+        mask -= jnp.maximum(distance - window + 1, 0)
+    return rows, mask.astype(jnp.float32) * 1e30

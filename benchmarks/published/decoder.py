@@ -1,9 +1,9 @@
 """One training step of a decoder in plain JAX, general enough for every published row.
 
-It does what MaxText does in these recipes, sharding by sharding and cast by cast: weights and
-AdamW's moments are sharded over the batch's axes (FSDP), each layer casts its weights to bfloat16
-and gathers them, layers are stacked and scanned, and the recipe's remat policy says which of a
-layer's values are kept. `step` makes it from shapes alone.
+The step follows MaxText in these recipes, with the same shardings and casts. Weights and AdamW's
+moments are sharded over the batch's axes (FSDP). Each layer casts its weights to bfloat16 and
+gathers them. Layers are stacked and scanned, and the recipe's remat policy selects the values of a
+layer that are kept. `step` builds the step from shapes alone.
 """
 
 # The shapes in the types are not forward references.
@@ -37,7 +37,7 @@ LAYOUT: Mapping[str | None, tuple[str, ...]] = {
     "experts": ("expert",),
     None: (),
 }
-"""The mesh axes of each logical axis; those a mesh does not have are left out."""
+"""The mesh axes of each logical axis. Axes that a mesh does not have are skipped."""
 
 Axes = tuple[str | None, ...]
 Weights = dict[str, Any]
@@ -49,37 +49,39 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True)
 class Remat:
-    """The values of a layer that are kept for the backward pass, by MaxText's names for them.
+    """The values of a layer that are kept for the backward pass, by their MaxText names.
 
-    The layer's input is kept in any case: the scan over the layers does so.
+    The scan over the layers always keeps the layer's input.
     """
 
     saved: tuple[str, ...] = ()
     offloaded: tuple[str, ...] = ()
-    """Kept in the host's memory by the recipe."""
+    """The values that the recipe keeps in the host's memory."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What one step trains, and how."""
+    """The model and the settings of one step."""
 
     model: Model
     batch: int
-    """Sequences of all devices together."""
+    """The sequences of all devices together."""
     length: int
     remat: Remat
     flash: Flash
     weight_dtype: str = "float32"
-    """Of the master weights and, as optax has it, of AdamW's second moment."""
+    """The dtype of the master weights and, as in optax, of AdamW's second moment."""
     mu_dtype: str = "float32"
     vocab_tiles: int = 1
-    """Parts of the sequence whose logits are formed one after the other, and again backward."""
+    """The number of sequence tiles. Each tile's logits are computed separately, and again
+    backward.
+    """
 
     def offloaded_bytes(self) -> int:
-        """What a step sends to the hosts' memory and takes back, all devices together.
+        """Return the bytes that a step moves to the hosts' memory and back, all devices together.
 
-        The program keeps it on the devices: XLA's CPU pipeline knows one memory and drops the
-        placement, so whoever reads the compiled text learns it here alone.
+        The program keeps these values on the devices. XLA's CPU pipeline has one memory and drops
+        the placement, so the compiled text does not show the transfers.
         """
         model = self.model
         widths = {
@@ -106,14 +108,16 @@ class Weight:
 def step(
     training: Training, mesh: Mesh | AbstractMesh
 ) -> tuple[Callable[[State, Batch], tuple[State, Array]], tuple[State, Batch]]:
-    """The step as a function of state and batch, and the shapes and shardings of these."""
+    """Return the step as a function of state and batch, with their shapes and shardings."""
     table = weights_of(training.model)
-    placed = Placement(mesh)
+    placement = Placement(mesh)
 
     def stored(dtype: str) -> Weights:
-        return _map(lambda w: jax.ShapeDtypeStruct(w.shape, dtype, sharding=placed(w.axes)), table)
+        return _map(
+            lambda w: jax.ShapeDtypeStruct(w.shape, dtype, sharding=placement(w.axes)), table
+        )
 
-    scalar = jax.ShapeDtypeStruct((), "int32", sharding=placed(()))
+    scalar = jax.ShapeDtypeStruct((), "int32", sharding=placement(()))
     state: State = {
         "weights": stored(training.weight_dtype),
         "mu": stored(training.mu_dtype),
@@ -121,12 +125,12 @@ def step(
         "count": scalar,
     }
     tokens = jax.ShapeDtypeStruct(
-        (training.batch, training.length), "int32", sharding=placed(("batch", None))
+        (training.batch, training.length), "int32", sharding=placement(("batch", None))
     )
 
     def train(state: State, batch: Batch) -> tuple[State, Array]:
         loss, gradients = jax.value_and_grad(loss_of)(
-            state["weights"], batch, training, placed, table
+            state["weights"], batch, training, placement, table
         )
         return _adamw(state, gradients), loss
 
@@ -135,48 +139,50 @@ def step(
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the arrays of a step lie on a mesh."""
+    """The shardings of a step's arrays on a mesh."""
 
     mesh: Mesh | AbstractMesh
 
     def __call__(self, axes: Axes, *, gathered: bool = False) -> NamedSharding:
-        """The sharding of an array with these logical axes; gathered, without FSDP's."""
-        used: set[str] = set()
+        """Return the sharding of an array with these logical axes. If gathered, skip FSDP's
+        axes.
+        """
+        used_axes: set[str] = set()
         spec: list[tuple[str, ...] | None] = []
         for axis in axes:
-            wanted = () if gathered and axis == "embed" else LAYOUT[axis]
-            names = tuple(n for n in wanted if n in self.mesh.axis_names and n not in used)
-            used.update(names)
+            mesh_axes = () if gathered and axis == "embed" else LAYOUT[axis]
+            names = tuple(n for n in mesh_axes if n in self.mesh.axis_names and n not in used_axes)
+            used_axes.update(names)
             spec.append(names or None)
         return NamedSharding(self.mesh, P(*spec))
 
     def put(self, x: Array, *axes: str | None) -> Array:
-        """The same array, laid out by its logical axes."""
-        laid: Array = lax.with_sharding_constraint(x, self(axes))
-        return laid
+        """Return the array with the sharding of its logical axes."""
+        constrained: Array = lax.with_sharding_constraint(x, self(axes))
+        return constrained
 
     def gather(self, x: Array, axes: Axes) -> Array:
-        """A weight in bfloat16, whole on each device. Cast first: half the bytes travel."""
-        narrow = lax.with_sharding_constraint(x.astype(jnp.bfloat16), self(axes))
-        whole: Array = lax.with_sharding_constraint(narrow, self(axes, gathered=True))
-        return whole
+        """Return a weight in bfloat16, replicated. The cast comes first to halve the traffic."""
+        cast = lax.with_sharding_constraint(x.astype(jnp.bfloat16), self(axes))
+        gathered_weight: Array = lax.with_sharding_constraint(cast, self(axes, gathered=True))
+        return gathered_weight
 
 
 def weights_of(model: Model) -> Weights:
-    """Every weight of a model; those of the layers that repeat are stacked."""
-    top = {
+    """Return the shapes of all weights of a model. Repeating layers are stacked."""
+    weights = {
         "embedding": Weight((model.vocab, model.embed), ("vocab", "embed")),
         **_norm("final_norm", model),
     }
     if not model.tied:
-        top["head"] = Weight((model.embed, model.vocab), ("embed", "vocab"))
+        weights["head"] = Weight((model.embed, model.vocab), ("embed", "vocab"))
     if model.positions:
-        top["positions"] = Weight((model.positions, model.embed), (None, "embed"))
+        weights["positions"] = Weight((model.positions, model.embed), (None, "embed"))
     repeats = model.layers // len(model.windows)
     layer = {
         name: Weight((repeats, *w.shape), (None, *w.axes)) for name, w in _layer(model).items()
     }
-    return {**top, "layers": [layer for _ in model.windows]}
+    return {**weights, "layers": [layer for _ in model.windows]}
 
 
 def _layer(model: Model) -> dict[str, Weight]:
@@ -199,12 +205,12 @@ def _layer(model: Model) -> dict[str, Weight]:
         table |= {name: Weight((h,), (None,)) for name in ("q_norm", "k_norm")}
     if model.post_norms:
         table |= {**_norm("post_attention_norm", model), **_norm("post_mlp_norm", model)}
-    first = ("up", "gate") if model.gate else ("up",)
+    inputs = ("up", "gate") if model.gate else ("up",)
     if model.experts is None:
-        table |= {name: Weight((d, f), ("embed", "mlp")) for name in first}
+        table |= {name: Weight((d, f), ("embed", "mlp")) for name in inputs}
         return table | {"down": Weight((f, d), ("mlp", "embed"))}
     e = model.experts.count
-    table |= {name: Weight((e, d, f), ("experts", "embed", "mlp")) for name in first}
+    table |= {name: Weight((e, d, f), ("experts", "embed", "mlp")) for name in inputs}
     table |= {"router": Weight((d, e), ("embed", None))}
     return table | {"down": Weight((e, f, d), ("experts", "mlp", "embed"))}
 
@@ -215,27 +221,29 @@ def _norm(name: str, model: Model) -> dict[str, Weight]:
 
 
 def loss_of(
-    weights: Weights, batch: Batch, training: Training, placed: Placement, table: Weights
+    weights: Weights, batch: Batch, training: Training, placement: Placement, table: Weights
 ) -> Float[Array, ""]:
-    """The mean cross-entropy of the next tokens."""
+    """Return the mean cross-entropy of the next tokens."""
     model = training.model
-    embedding = placed.gather(weights["embedding"], table["embedding"].axes)
-    x = placed.put(_embed(batch["inputs"], embedding), "batch", None, None)
+    embedding = placement.gather(weights["embedding"], table["embedding"].axes)
+    x = placement.put(_embed(batch["inputs"], embedding), "batch", None, None)
     if model.positions:
-        learned = placed.gather(weights["positions"], table["positions"].axes)
+        learned = placement.gather(weights["positions"], table["positions"].axes)
         x += learned[: training.length]
     if model.post_norms:
         x *= model.embed**0.5
 
     def block(x: Hidden, layers: list[Weights]) -> tuple[Hidden, None]:
-        for window, layer, of in zip(model.windows, layers, table["layers"], strict=True):
-            x = _decode(x, layer, of, window, training, placed)
+        for window, layer, weight_shapes in zip(
+            model.windows, layers, table["layers"], strict=True
+        ):
+            x = _decode(x, layer, weight_shapes, window, training, placement)
         return x, None
 
-    kept = jax.checkpoint(block, policy=_policy(training), prevent_cse=False)
-    x, _ = lax.scan(kept, x, weights["layers"])
-    x = normed(x, weights, "final_norm")
-    head = embedding.T if model.tied else placed.gather(weights["head"], table["head"].axes)
+    checkpointed = jax.checkpoint(block, policy=_policy(training), prevent_cse=False)
+    x, _ = lax.scan(checkpointed, x, weights["layers"])
+    x = normalize(x, weights, "final_norm")
+    head = embedding.T if model.tied else placement.gather(weights["head"], table["head"].axes)
     return cross_entropy(x, head, batch["targets"], training.vocab_tiles)
 
 
@@ -248,46 +256,48 @@ def _policy(training: Training) -> Callable[..., Any]:
 
 
 def _embed(tokens: Tokens, embedding: Float[Array, "V D"]) -> Hidden:
-    """Rows of the embedding as a product with one-hot rows, which the compiler forms inside it."""
+    """Return embedding rows as a matmul with one-hot rows, which the compiler fuses into it."""
     with jax.named_scope("kernel[iota_embed work=1]"):
         return jax.nn.one_hot(tokens, embedding.shape[0], dtype=embedding.dtype) @ embedding
 
 
 def _decode(
     x: Hidden,
-    stored: Weights,
+    layer_weights: Weights,
     table: Mapping[str, Weight],
     window: int | None,
     training: Training,
-    placed: Placement,
+    placement: Placement,
 ) -> Hidden:
-    """One layer."""
+    """Return the output of one layer."""
     model = training.model
-    # The scan has taken the stacked dimension away.
-    w = {name: placed.gather(stored[name], table[name].axes[1:]) for name in stored}
-    x = checkpoint_name(placed.put(x, "batch", None, None), "decoder_layer_input")
-    out = _attend(normed(x, w, "attention_norm"), w, window, training, placed)
+    # The scan has removed the stacked dimension.
+    w = {
+        name: placement.gather(layer_weights[name], table[name].axes[1:]) for name in layer_weights
+    }
+    x = checkpoint_name(placement.put(x, "batch", None, None), "decoder_layer_input")
+    out = _attend(normalize(x, w, "attention_norm"), w, window, training, placement)
     if model.post_norms:
-        out = normed(out, w, "post_attention_norm")
-    x = placed.put(x + out, "batch", None, None)
-    y = normed(x, w, "mlp_norm")
-    out = experts.mixture(y, w, model.experts, placed) if model.experts else _mlp(y, w, model)
+        out = normalize(out, w, "post_attention_norm")
+    x = placement.put(x + out, "batch", None, None)
+    y = normalize(x, w, "mlp_norm")
+    out = experts.mixture(y, w, model.experts, placement) if model.experts else _mlp(y, w, model)
     if model.post_norms:
-        out = normed(out, w, "post_mlp_norm")
-    return placed.put(x + out, "batch", None, None)
+        out = normalize(out, w, "post_mlp_norm")
+    return placement.put(x + out, "batch", None, None)
 
 
 def _attend(
-    x: Hidden, w: Weights, window: int | None, training: Training, placed: Placement
+    x: Hidden, w: Weights, window: int | None, training: Training, placement: Placement
 ) -> Hidden:
     model, length = training.model, training.length
     q, k, v = (jnp.einsum("bsd,dhc->bshc", x, w[name]) + w.get(f"{name}_bias", 0) for name in "qkv")
     if model.qk_norms:
-        q, k = normed(q, w, "q_norm"), normed(k, w, "k_norm")
+        q, k = normalize(q, w, "q_norm"), normalize(k, w, "k_norm")
     if not model.positions:
-        q, k = rotated(q, model.rope), rotated(k, model.rope)
+        q, k = rotate(q, model.rope), rotate(k, model.rope)
     q, k, v = (
-        checkpoint_name(placed.put(y, "batch", None, "heads", None), f"{name}_proj")
+        checkpoint_name(placement.put(y, "batch", None, "heads", None), f"{name}_proj")
         for name, y in (("query", q), ("key", k), ("value", v))
     )
     kernel = Kernel(
@@ -298,8 +308,8 @@ def _attend(
     grouped = q.reshape(*q.shape[:2], model.kv_heads, -1, model.head)
     context = attention(grouped, k, v, kernel).reshape(q.shape)
     out = jnp.einsum("bshc,hcd->bsd", context, w["out"]) + w.get("out_bias", 0)
-    named: Hidden = checkpoint_name(out, "out_proj")
-    return named
+    checkpointed_out: Hidden = checkpoint_name(out, "out_proj")
+    return checkpointed_out
 
 
 def _mlp(x: Hidden, w: Weights, model: Model) -> Hidden:
@@ -311,23 +321,23 @@ def _mlp(x: Hidden, w: Weights, model: Model) -> Hidden:
         activation = jax.nn.silu if model.gate == "silu" else jax.nn.gelu
         inner = activation(gate) * checkpoint_name(up, "mlpwi_1")
     down = jnp.einsum("bsf,fd->bsd", inner, w["down"]) + w.get("down_bias", 0)
-    named: Hidden = checkpoint_name(down, "mlpwo")
-    return named
+    checkpointed_out: Hidden = checkpoint_name(down, "mlpwo")
+    return checkpointed_out
 
 
-def normed(x: Float[Array, "... D"], w: Weights, name: str) -> Float[Array, "... D"]:
-    """Layer norm where the weights have a bias for it, RMS norm where they have not."""
-    wide = x.astype(jnp.float32)
+def normalize(x: Float[Array, "... D"], w: Weights, name: str) -> Float[Array, "... D"]:
+    """Return layer norm if the weights have a bias for it, otherwise RMS norm."""
+    x32 = x.astype(jnp.float32)
     bias = w.get(f"{name}_bias")
     if bias is not None:
-        wide -= wide.mean(-1, keepdims=True)
-    scaled = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)
+        x32 -= x32.mean(-1, keepdims=True)
+    scaled = x32 * lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + 1e-5)
     y: Array = scaled.astype(x.dtype) * w[name].astype(x.dtype)
     return y if bias is None else y + bias.astype(x.dtype)
 
 
-def rotated(x: Float[Array, "B S H C"], base: float) -> Float[Array, "B S H C"]:
-    """Rotary positions."""
+def rotate(x: Float[Array, "B S H C"], base: float) -> Float[Array, "B S H C"]:
+    """Return the array with rotary positions."""
     half = x.shape[-1] // 2
     angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * base ** (
         -jnp.arange(half, dtype=jnp.float32) / half
@@ -340,34 +350,34 @@ def rotated(x: Float[Array, "B S H C"], base: float) -> Float[Array, "B S H C"]:
 def cross_entropy(
     x: Hidden, head: Float[Array, "D V"], targets: Tokens, tiles: int
 ) -> Float[Array, ""]:
-    """The mean loss. With more than one tile, no more than a tile's logits exist at a time."""
+    """Return the mean loss. With several tiles, only one tile's logits exist at a time."""
     if tiles == 1:
         losses: Float[Array, "B S"] = _negative_log(x @ head, targets)
         return losses.mean()
 
     def tile(total: Array, part: tuple[Hidden, Tokens]) -> tuple[Array, None]:
-        hidden, wanted = part
-        return total + _negative_log(hidden @ head, wanted).sum(), None
+        hidden, tile_targets = part
+        return total + _negative_log(hidden @ head, tile_targets).sum(), None
 
-    parts = jax.tree.map(
+    tile_inputs = jax.tree.map(
         lambda y: jnp.moveaxis(y.reshape(y.shape[0], tiles, -1, *y.shape[2:]), 1, 0), (x, targets)
     )
-    again = jax.checkpoint(tile, prevent_cse=False)
-    total, _ = lax.scan(again, jnp.zeros(()), parts)
+    checkpointed_tile = jax.checkpoint(tile, prevent_cse=False)
+    total, _ = lax.scan(checkpointed_tile, jnp.zeros(()), tile_inputs)
     return total / targets.size
 
 
 @jax.checkpoint
 def _negative_log(logits: Float[Array, "B S V"], targets: Tokens) -> Float[Array, "B S"]:
-    """In float32, of which nothing is kept: backward it is formed from the logits again."""
-    wide = logits.astype(jnp.float32)
-    picked = jnp.sum(wide * jax.nn.one_hot(targets, wide.shape[-1]), axis=-1)
-    return jax.nn.logsumexp(wide, axis=-1) - picked
+    """Compute in float32 without residuals: the backward pass recomputes it from the logits."""
+    x32 = logits.astype(jnp.float32)
+    target_logits = jnp.sum(x32 * jax.nn.one_hot(targets, x32.shape[-1]), axis=-1)
+    return jax.nn.logsumexp(x32, axis=-1) - target_logits
 
 
 def _adamw(state: State, gradients: Weights) -> State:
-    """AdamW behind a clip by the global norm, computed in float32 and stored as the state is."""
-    rate, b1, b2, decay = 3e-5, 0.9, 0.95, 0.1
+    """Return the state after AdamW with a clip by the global norm, computed in float32."""
+    learning_rate, b1, b2, decay = 3e-5, 0.9, 0.95, 0.1
     squares = jax.tree.leaves(
         jax.tree.map(lambda g: jnp.sum(jnp.square(g.astype(jnp.float32))), gradients)
     )
@@ -378,10 +388,10 @@ def _adamw(state: State, gradients: Weights) -> State:
         g = g.astype(jnp.float32) * clip
         m = b1 * mu.astype(jnp.float32) + (1 - b1) * g
         n = b2 * nu.astype(jnp.float32) + (1 - b2) * jnp.square(g)
-        ahead = (m / (1 - b1**count)) / (jnp.sqrt(n / (1 - b2**count)) + 1e-8)
-        wide = w.astype(jnp.float32)
-        new = wide - rate * (ahead + decay * wide)
-        return new.astype(w.dtype), m.astype(mu.dtype), n.astype(nu.dtype)
+        adam_update = (m / (1 - b1**count)) / (jnp.sqrt(n / (1 - b2**count)) + 1e-8)
+        x32 = w.astype(jnp.float32)
+        updated = x32 - learning_rate * (adam_update + decay * x32)
+        return updated.astype(w.dtype), m.astype(mu.dtype), n.astype(nu.dtype)
 
     leaves, tree = jax.tree.flatten(state["weights"])
     old = (leaves, jax.tree.leaves(state["mu"]), jax.tree.leaves(state["nu"]))

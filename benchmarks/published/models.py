@@ -1,7 +1,7 @@
-"""The sizes of the published models, and the arithmetic of them: parameters and model FLOPs.
+"""The sizes of the published models, with their parameter counts and model FLOPs.
 
-The sizes are those of MaxText's model files; the FLOPs are counted as MaxText counts them, so that
-a row's seconds and its printed TFLOP/s can be held against each other.
+The sizes are those of MaxText's model files. The FLOPs are counted like MaxText's, so that a row's
+seconds and its printed TFLOP/s can be compared.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts that drops what exceeds an expert's capacity."""
+    """A mixture of experts that drops tokens beyond an expert's capacity."""
 
     count: int
     chosen: int
-    """Experts each token is sent to."""
+    """The number of experts for each token."""
     capacity_factor: float
 
     def capacity(self, length: int) -> int:
-        """The tokens of one sequence that one expert takes."""
+        """Return the number of tokens of one sequence that one expert takes."""
         return int(-(-length * self.chosen // self.count) * self.capacity_factor)
 
 
@@ -39,19 +39,19 @@ class Model:
     """The activation of the gated MLP; None for a plain MLP with GELU."""
     rope: float = 500_000.0
     positions: int = 0
-    """Learned positions; they stand instead of the rotary ones."""
+    """The number of learned positions, which replace the rotary ones."""
     biases: bool = False
-    """Layer norm instead of RMS norm, and a bias in each product of a layer."""
+    """Use layer norm instead of RMS norm, and a bias in each matmul of a layer."""
     tied: bool = False
-    """Whether the head is the embedding."""
+    """True if the head is the embedding."""
     windows: tuple[int | None, ...] = (None,)
-    """The attention windows of the layers that repeat; None sees the whole sequence."""
+    """The attention windows of the repeating layers; None is the whole sequence."""
     qk_norms: bool = False
     post_norms: bool = False
     experts: Experts | None = None
 
     def parameters(self) -> int:
-        """All weights, the embedding included."""
+        """Return the number of weights, including the embedding."""
         norms = 2 + 2 * self.post_norms
         layer = (
             self._attention_weights()
@@ -62,29 +62,32 @@ class Model:
         if self.experts:
             layer += self.embed * self.experts.count
         if self.biases:
-            # Those of q, k, v and the MLP's first product, of its second and of out, of both norms.
+            # The biases of q, k, v and the MLP's first matmul, of its second and of out, of both
+            # norms.
             layer += (self.heads + 2 * self.kv_heads) * self.head + self.mlp + 4 * self.embed
-        ends = self.vocab * self.embed * (1 if self.tied else 2) + self.positions * self.embed
-        return self.layers * layer + ends + self.embed * (1 + self.biases)
+        embedding_weights = (
+            self.vocab * self.embed * (1 if self.tied else 2) + self.positions * self.embed
+        )
+        return self.layers * layer + embedding_weights + self.embed * (1 + self.biases)
 
     def flops(self, tokens: int, length: int, *, causal: bool) -> float:
-        """Model FLOPs of a step over that many tokens, as MaxText counts them.
+        """Return the model FLOPs of a step over `tokens` tokens, counted like MaxText.
 
-        Six for each token and weight of a product, the head's included and the embedding's not,
-        the chosen experts' alone and without what their capacity adds; twelve for each token, key
-        and channel of the attention. `causal` counts half of the attention, which MaxText does
-        since its pull request 1988.
+        The count is six for each token and weight of a matmul. It includes the head but not the
+        embedding, and only the chosen experts without their spare capacity. Attention adds twelve
+        for each token, key and channel. `causal` counts half of the attention, like MaxText since
+        its pull request 1988.
         """
         layer = self._attention_weights()
         if self.experts:
             layer += self.experts.chosen * self._mlp_weights() + self.embed * self.experts.count
         else:
             layer += self._mlp_weights()
-        products = 6 * tokens * (self.layers * layer + self.vocab * self.embed)
-        keys = sum(min(window or length, length) for window in self.windows)
+        matmul_flops = 6 * tokens * (self.layers * layer + self.vocab * self.embed)
+        key_count = sum(min(window or length, length) for window in self.windows)
         repeats = self.layers // len(self.windows)
-        attention = 12 * tokens * keys * repeats * self.heads * self.head
-        return products + attention * (0.5 if causal else 1.0)
+        attention_flops = 12 * tokens * key_count * repeats * self.heads * self.head
+        return matmul_flops + attention_flops * (0.5 if causal else 1.0)
 
     def _attention_weights(self) -> int:
         return self.embed * self.head * 2 * (self.heads + self.kv_heads)

@@ -1,11 +1,11 @@
-"""The published steps: what each recipe states, and the line it printed.
+"""The published steps: the settings of each recipe, and the line it printed.
 
-All come from AI-Hypercomputer/tpu-recipes at c8cfe2f; a source is a path there. Where a recipe
-names a configuration of MaxText instead of printing it, the note says at which of its commits it
-was read. Precision is bfloat16 in all of them, and none accumulates gradients.
+All come from AI-Hypercomputer/tpu-recipes at c8cfe2f; a source is a path there. If a recipe names a
+configuration of MaxText instead of printing it, the note states the commit of MaxText that was
+read. Precision is bfloat16 in all of them, and none accumulates gradients.
 
-MaxText counts the whole square of the attention in `tflops` until its pull request 1988 and half
-of it after: `half_attention` says which of the two printed the row. Compare seconds.
+MaxText counts the full square of the attention in `tflops` before its pull request 1988 and half of
+it afterwards. `half_attention` records the version that printed the row. Compare seconds.
 """
 
 from __future__ import annotations
@@ -32,54 +32,54 @@ from published.models import (
 
 @dataclass(frozen=True)
 class PublishedStep:
-    """One training step on TPUs, timed by those who published the recipe."""
+    """One training step on TPUs, timed by the publishers of the recipe."""
 
     name: str
     model: Model
     slice: str
-    """As `drumline.chips.slice_of` knows it."""
+    """The name for `drumline.chips.slice_of`."""
     batch: int
-    """Sequences on each device."""
+    """The sequences on each device."""
     length: int
     seconds: float
     tflops: float
-    """TFLOP/s a device as MaxText printed it; of a chip on tpu7x."""
+    """The TFLOP/s per device printed by MaxText; per chip on tpu7x."""
     source: str
     mesh: tuple[tuple[str, int], ...]
-    """The axes that the recipe gives more than one device, those between slices first."""
+    """The mesh axes with more than one device, axes between slices first."""
     remat: str
-    """The policy as the recipe states it."""
-    kept: Remat
-    """What this policy keeps."""
+    """The policy in the recipe's words."""
+    remat_values: Remat
+    """The values kept by this policy."""
     flash: Flash
     slices: int = 1
     weight_dtype: str = "float32"
     mu_dtype: str | None = None
-    """Of AdamW's first moment, where the recipe sets it; else that of the weights."""
+    """The dtype of AdamW's first moment if the recipe sets it; otherwise that of the weights."""
     vocab_tiles: int = 1
     half_attention: bool = False
     printed_tokens: int | None = None
-    """The tokens of the step as the log line has them (`total_weights`)."""
+    """The tokens of the step in the log line (`total_weights`)."""
     notes: tuple[str, ...] = field(default=())
 
     @property
     def devices(self) -> int:
-        """Devices of all slices as JAX counts them: two on each chip of tpu7x, else one."""
+        """The devices of all slices as JAX counts them: two per chip on tpu7x, otherwise one."""
         return math.prod(size for _, size in self.mesh)
 
     @property
     def tokens(self) -> int:
-        """Tokens of one step, all devices together."""
+        """The tokens of one step, all devices together."""
         return self.devices * self.batch * self.length
 
     @property
     def training(self) -> Training:
-        """The step as `decoder.step` takes it."""
+        """The arguments of `decoder.step`."""
         return Training(
             model=self.model,
             batch=self.devices * self.batch,
             length=self.length,
-            remat=self.kept,
+            remat=self.remat_values,
             flash=self.flash,
             weight_dtype=self.weight_dtype,
             mu_dtype=self.mu_dtype or self.weight_dtype,
@@ -87,16 +87,16 @@ class PublishedStep:
         )
 
     def abstract_mesh(self) -> AbstractMesh:
-        """The recipe's mesh without devices."""
+        """Return the recipe's mesh without devices."""
         names, sizes = zip(*self.mesh, strict=True)
         return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 _QKV = ("query_proj", "key_proj", "value_proj")
 _SQUARE = Flash((2048, 2048), (2048, 2048))
-"""Blocks of 2048 by 2048 with the fused backward kernel."""
-_OLD = Flash((1024, 512), (2048, 512), (2048, 512))
-"""Queries in the blocks that these recipes set, keys in MaxText's default of 512, not fused."""
+"""The blocks of 2048 by 2048 with the fused backward kernel."""
+_UNFUSED = Flash((1024, 512), (2048, 512), (2048, 512))
+"""The query blocks of these recipes with MaxText's default key blocks of 512, not fused."""
 _LAYER_QKV_OUT = "custom: decoder_layer_input, out_proj, query, key, value offloaded"
 _LAYER_QKV = "custom: decoder_layer_input, query, key, value offloaded"
 
@@ -114,7 +114,7 @@ def _llama_8b(chips: int, batch: int, seconds: float, tflops: float, tokens: int
         source=f"training/trillium/Llama3.1-8B-MaxText/v6e-{chips}/README.md",
         mesh=(("fsdp", chips),),
         remat=_LAYER_QKV_OUT,
-        kept=Remat(offloaded=("decoder_layer_input", "out_proj", *_QKV)),
+        remat_values=Remat(offloaded=("decoder_layer_input", "out_proj", *_QKV)),
         flash=_SQUARE,
         printed_tokens=tokens,
         notes=("MaxText tpu-recipes-v0.1.4, JAX 0.6.1", flags),
@@ -141,7 +141,7 @@ def _llama_70b(
         source=f"training/trillium/Llama3.1-70B-MaxText/v6e-{chips}/README.md",
         mesh=(("fsdp", chips),),
         remat=_LAYER_QKV,
-        kept=Remat(offloaded=("decoder_layer_input", *_QKV)),
+        remat_values=Remat(offloaded=("decoder_layer_input", *_QKV)),
         flash=_SQUARE,
         weight_dtype=dtype,
         printed_tokens=tokens,
@@ -149,7 +149,7 @@ def _llama_70b(
     )
 
 
-_ALL = (
+_STEPS = (
     _llama_8b(8, 3, 3.443, 413.433, 196_608),
     _llama_8b(16, 3, 3.393, 419.485, 393_216),
     _llama_8b(32, 3, 3.495, 407.225, 786_432),
@@ -177,8 +177,8 @@ _ALL = (
         source="training/trillium/Llama3.1-405B-MaxText/README.md",
         mesh=(("dcn_fsdp", 2), ("fsdp", 256)),
         remat="custom: decoder_layer_input offloaded",
-        kept=Remat(offloaded=("decoder_layer_input",)),
-        flash=_OLD,
+        remat_values=Remat(offloaded=("decoder_layer_input",)),
+        flash=_UNFUSED,
         printed_tokens=4_194_304,
         notes=(
             "MaxText tpu-recipes-v0.1.2",
@@ -196,8 +196,8 @@ _ALL = (
         source="training/trillium/GPT3-175B-MaxText/bf16/README.md",
         mesh=(("fsdp", 256),),
         remat="full",
-        kept=Remat(),
-        flash=_OLD,
+        remat_values=Remat(),
+        flash=_UNFUSED,
         printed_tokens=1_572_864,
         notes=(
             "MaxText tpu-recipes-v0.1.2",
@@ -216,7 +216,7 @@ _ALL = (
         source="training/trillium/Mixtral-8x7B-MaxText/README.md",
         mesh=(("fsdp", 256),),
         remat=_LAYER_QKV_OUT,
-        kept=Remat(offloaded=("decoder_layer_input", "out_proj", *_QKV)),
+        remat_values=Remat(offloaded=("decoder_layer_input", "out_proj", *_QKV)),
         flash=Flash((2048, 512), (2048, 512), (2048, 512)),
         printed_tokens=12_582_912,
         notes=(
@@ -236,7 +236,7 @@ _ALL = (
         source="training/trillium/Mixtral-8x22B-MaxText/README.md",
         mesh=(("fsdp", 64), ("expert", 4)),
         remat=_LAYER_QKV_OUT,
-        kept=Remat(offloaded=("decoder_layer_input", "out_proj", *_QKV)),
+        remat_values=Remat(offloaded=("decoder_layer_input", "out_proj", *_QKV)),
         flash=Flash((2048, 512), (2048, 512), (2048, 512)),
         weight_dtype="bfloat16",
         printed_tokens=8_388_608,
@@ -257,7 +257,7 @@ _ALL = (
         source="training/trillium/Mistral-7B-MaxText/README.md",
         mesh=(("fsdp", 8),),
         remat=_LAYER_QKV_OUT,
-        kept=Remat(offloaded=("decoder_layer_input", "out_proj", *_QKV)),
+        remat_values=Remat(offloaded=("decoder_layer_input", "out_proj", *_QKV)),
         flash=_SQUARE,
         printed_tokens=393_216,
         notes=("MaxText tpu-recipes-v0.1.2", "no sliding window in MaxText's model"),
@@ -273,7 +273,7 @@ _ALL = (
         source="training/trillium/Gemma3-12B-MaxText/v6e-256/README.md",
         mesh=(("fsdp", 256),),
         remat="custom: decoder_layer_input on the device, query, key, value rematerialised",
-        kept=Remat(saved=("decoder_layer_input",)),
+        remat_values=Remat(saved=("decoder_layer_input",)),
         flash=Flash((1024, 1024), (512, 2048), (1024, 1024)),
         vocab_tiles=16,
         half_attention=True,
@@ -295,7 +295,7 @@ _ALL = (
         source="training/v5p/Llama3.1-405B-MaxText/README.md",
         mesh=(("fsdp", 512),),
         remat="custom: context and mlpwo offloaded",
-        kept=Remat(saved=("decoder_layer_input",), offloaded=("context", "mlpwo")),
+        remat_values=Remat(saved=("decoder_layer_input",), offloaded=("context", "mlpwo")),
         flash=Flash((2048, 2048), (2048, 2048), (2048, 2048)),
         vocab_tiles=4,
         half_attention=True,
@@ -316,7 +316,7 @@ _ALL = (
         source="training/ironwood/llama3.1-70b/8k-bf16-tpu7x-4x4x4/xpk/run_recipe.sh",
         mesh=(("fsdp", 128),),
         remat="custom: decoder_layer_input, context, query, key, value on the device",
-        kept=Remat(saved=("decoder_layer_input", "context", *_QKV)),
+        remat_values=Remat(saved=("decoder_layer_input", "context", *_QKV)),
         flash=_SQUARE,
         mu_dtype="bfloat16",
         half_attention=True,
@@ -336,7 +336,7 @@ _ALL = (
         source="training/ironwood/llama3.1-405b/8k-bf16-tpu7x-4x8x8/run_recipe.sh",
         mesh=(("fsdp", 512),),
         remat="custom: decoder_layer_input and mlpwo offloaded, key and value on the device",
-        kept=Remat(
+        remat_values=Remat(
             saved=("key_proj", "value_proj"), offloaded=("decoder_layer_input", "mlpwo")
         ),
         flash=_SQUARE,
@@ -350,5 +350,5 @@ _ALL = (
     ),
 )  # fmt: skip
 
-ROWS = {row.name: row for row in _ALL}
-"""Every row by its name, in the order of the recipes."""
+ROWS = {row.name: row for row in _STEPS}
+"""All rows by name, in the order of the recipes."""

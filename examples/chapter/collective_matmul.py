@@ -38,21 +38,21 @@ exact = A.astype(np.float64) @ W.astype(np.float64)
 
 
 def one_way(a: jax.Array, w: jax.Array) -> jax.Array:
-    """The chapter's ring: multiply the chunk that is here, hand it on to the left, and again."""
-    devices, here = jax.lax.axis_size("Y"), jax.lax.axis_index("Y")
-    depth = a.shape[1]
+    """Multiply the local chunk, pass it to the left neighbour, and repeat (the chapter's ring)."""
+    devices, device = jax.lax.axis_size("Y"), jax.lax.axis_index("Y")
+    width = a.shape[1]
     left = [(i, (i - 1) % devices) for i in range(devices)]
     out: jax.Array = jax.lax.pcast(jnp.zeros((a.shape[0], w.shape[1])), ("X", "Y"), to="varying")
     for step in range(devices):
-        owner = (here + step) % devices
-        out += a @ jax.lax.dynamic_slice_in_dim(w, owner * depth, depth)
+        owner = (device + step) % devices
+        out += a @ jax.lax.dynamic_slice_in_dim(w, owner * width, width)
         if step < devices - 1:
             a = jax.lax.ppermute(a, "Y", left)
     return out
 
 
 def plain(a: jax.Array, w: jax.Array) -> jax.Array:
-    """XLA decides."""
+    """Leave the communication to XLA."""
     return jnp.einsum("bd,df->bf", a, w, out_sharding=P("X", "Y"))
 
 

@@ -18,31 +18,35 @@ _PERMUTE = re.compile(
 
 
 def collectives(compiled: Any) -> str:
-    """The collectives of a compiled program with how often each stands there."""
+    """Return the collectives of a compiled program with their counts."""
     counts = Counter(re.findall(rf" ({_NAMES})(?:-start)?\(", compiled.as_text()))
     return ", ".join(f"{name} ×{count}" for name, count in sorted(counts.items())) or "none"
 
 
 def bytes_sent(lowered: Any) -> list[int]:
-    """What a device sends with permutes in each direction, from an unrolled program's text."""
-    ways: Counter[str] = Counter()
+    """Return the bytes that a device sends with permutes in each direction of an unrolled
+    program.
+    """
+    bytes_by_direction: Counter[str] = Counter()
     for pairs, tensor in _PERMUTE.findall(lowered.as_text()):
-        *dims, kind = tensor.split("x")
-        ways[pairs] += int(np.prod([int(dim) for dim in dims])) * {"f32": 4, "bf16": 2}[kind]
-    return sorted(ways.values())
+        *dims, dtype = tensor.split("x")
+        bytes_by_direction[pairs] += (
+            int(np.prod([int(dim) for dim in dims])) * {"f32": 4, "bf16": 2}[dtype]
+        )
+    return sorted(bytes_by_direction.values())
 
 
 def error(result: Any, exact: Any) -> str:
-    """The largest error against float64, beside the largest entry."""
+    """Return the largest error against float64, relative to the largest entry."""
     worst = np.abs(np.asarray(result, np.float64) - exact).max() / np.abs(exact).max()
     return f"error {worst:.0e} of the largest entry"
 
 
 def milliseconds(function: Callable[..., Any], *arrays: Any) -> str:
-    """The best of five runs."""
-    times = []
+    """Return the best time of five runs."""
+    durations = []
     for _ in range(5):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         jax.block_until_ready(function(*arrays))
-        times.append(time.perf_counter() - begin)
-    return f"{min(times) * 1e3:.2f} ms"
+        durations.append(time.perf_counter() - start)
+    return f"{min(durations) * 1e3:.2f} ms"

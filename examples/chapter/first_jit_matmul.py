@@ -30,12 +30,12 @@ exact = np.square(A, dtype=np.float64) @ B.astype(np.float64)
 
 
 def matmul_square(x: jax.Array, w: jax.Array) -> jax.Array:
-    """As the chapter has it."""
+    """Multiply like the chapter."""
     return jnp.einsum("bd,df->bf", jnp.square(x), w)
 
 
-def matmul_square_placed(x: jax.Array, w: jax.Array) -> jax.Array:
-    """With the result's sharding said where the product is."""
+def matmul_square_declared(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Multiply with the result's sharding declared at the einsum."""
     return jnp.einsum("bd,df->bf", jnp.square(x), w, out_sharding=P("X", None))
 
 
@@ -45,9 +45,9 @@ with jax.set_mesh(mesh):
     print("In", jax.typeof(x), " W", jax.typeof(w))
     try:
         jax.jit(matmul_square, out_shardings=P("X", None)).lower(x, w)
-    except Exception as refusal:
-        print(f"as printed: {type(refusal).__name__}")
-    compiled = jax.jit(matmul_square_placed).lower(x, w).compile()
+    except Exception as failure:
+        print(f"as printed: {type(failure).__name__}")
+    compiled = jax.jit(matmul_square_declared).lower(x, w).compile()
     print(f"Explicit axes: {collectives(compiled)}; {error(compiled(x, w), exact)}")
 
 auto = jax.make_mesh((2, 2), ("X", "Y"), (AxisType.Auto, AxisType.Auto))

@@ -2,7 +2,7 @@
 
     python examples/chapter/problem_1_1_shard_average.py
 
-What to see: neither program communicates, and both are right. The text of the program shows
+What to see: neither program communicates, and both results are correct. The program's text shows
 that XLA adds no communication.
 """
 
@@ -22,28 +22,28 @@ from jax.sharding import PartitionSpec as P
 values = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)
 exact = values.astype(np.float64).reshape(4, 128, 2, 512).mean((1, 3))
 
-# Auto axes: the reshape below splits sharded dimensions, which a type cannot follow.
+# The mesh has Auto axes, because an explicit type cannot express the reshape below.
 mesh = jax.make_mesh((4, 2), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
-place = NamedSharding(mesh, P("X", "Y"))
-x = jax.device_put(values, place)
+sharding = NamedSharding(mesh, P("X", "Y"))
+x = jax.device_put(values, sharding)
 
 
 @jax.jit
 @jax.shard_map(mesh=mesh, in_specs=P("X", "Y"), out_specs=P("X", "Y"))
 def average_by_shard_map(x: jax.Array) -> jax.Array:
-    """One device's view: its shard is all there is."""
+    """Return the mean of one device's shard."""
     return x.mean(keepdims=True)
 
 
 def average(x: jax.Array) -> jax.Array:
-    """The whole array's view: split each dimension into shard and place within the shard."""
+    """Return the mean of every shard of the whole array, after splitting each dimension."""
     rows, columns = mesh.axis_sizes
     return x.reshape(rows, x.shape[0] // rows, columns, x.shape[1] // columns).mean((1, 3))
 
 
 for name, function in (
     ("shard_map", average_by_shard_map),
-    ("jit", jax.jit(average, out_shardings=place)),
+    ("jit", jax.jit(average, out_shardings=sharding)),
 ):
     compiled = function.lower(x).compile()
     summary = f"{collectives(compiled)}; {error(compiled(x), exact)}; {milliseconds(compiled, x)}"

@@ -27,7 +27,7 @@ values = np.random.default_rng(0).normal(size=(512, 64)).astype(np.float32)
 
 
 def roll_difference(x: jax.Array, shift: int) -> jax.Array:
-    """One device's view: a roll of its own rows."""
+    """Return the difference of one device's rolled rows and its rows."""
     return jnp.roll(x, shift, axis=0) - x
 
 

@@ -44,13 +44,13 @@ for exchange in ("allgather", "alltoall"):
         in_specs=specs,
         out_specs=P("X", "Y"),
     )
-    places = [NamedSharding(mesh, spec) for spec in specs]
-    jitted = jax.jit(function, in_shardings=places)
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
+    jitted = jax.jit(function, in_shardings=shardings)
     compiled = jitted.lower(A, W, assignments["even"].astype(np.int32)).compile()
     temporaries = compiled.memory_analysis().temp_size_in_bytes / 1024
     print(f"{exchange}: {collectives(compiled)}; temporaries of a device {temporaries:.0f} KiB")
     for name, assignment in assignments.items():
-        arrays = jax.device_put((A, W, assignment.astype(np.int32)), tuple(places))
+        arrays = jax.device_put((A, W, assignment.astype(np.int32)), tuple(shardings))
         exact = np.einsum("sd,sdf->sf", A.astype(np.float64), W[assignment].astype(np.float64))
         summary = f"{error(compiled(*arrays), exact)}; {milliseconds(compiled, *arrays)}"
         print(f"  {name}: {summary}")

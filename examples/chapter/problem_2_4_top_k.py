@@ -34,7 +34,7 @@ W = rng.normal(size=(E, D, F)).astype(np.float32)
 routing = jax.jit(partial(route, k=K))(rng.normal(size=(S, E)).astype(np.float32))
 
 mesh = jax.make_mesh((4, 2), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
-travelled = jax.shard_map(
+exchanged = jax.shard_map(
     partial(expert_matmul, axis_name="X", gather_axis_name="Y"),
     mesh=mesh,
     in_specs=(P("X", "Y"), P("X", None, "Y"), P("X"), P("X")),
@@ -42,15 +42,15 @@ travelled = jax.shard_map(
 )
 
 
-def every_expert(a: jax.Array, w: jax.Array, b: jax.Array, gates: jax.Array) -> jax.Array:
-    """The same by all E products of every token."""
-    every = jnp.einsum("sd,edf->sef", a, w)
-    chosen = jnp.take_along_axis(every, b[:, :, None], axis=1)
+def reference(a: jax.Array, w: jax.Array, b: jax.Array, gates: jax.Array) -> jax.Array:
+    """Return the same from all E matmuls of every token."""
+    all_outputs = jnp.einsum("sd,edf->sef", a, w)
+    chosen = jnp.take_along_axis(all_outputs, b[:, :, None], axis=1)
     return jnp.einsum("skf,sk->sf", chosen, gates)
 
 
 def with_gradients(function: Callable[..., jax.Array]) -> Any:
-    """The compiled loss of a function and its gradients."""
+    """Return the compiled loss of a function and its gradients."""
 
     def loss(a: jax.Array, w: jax.Array, gates: jax.Array) -> jax.Array:
         return jnp.mean(function(a, w, routing.experts, gates) ** 2)
@@ -59,10 +59,10 @@ def with_gradients(function: Callable[..., jax.Array]) -> Any:
 
 
 print(f"tokens per expert: {routing.tokens_per_expert.min()} to {routing.tokens_per_expert.max()}")
-compiled = with_gradients(travelled)
+compiled = with_gradients(exchanged)
 print(f"alltoall with gradients: {collectives(compiled)}")
 loss, gradients = compiled(A, W, routing.gates)
-expected_loss, expected = with_gradients(every_expert)(A, W, routing.gates)
+expected_loss, expected = with_gradients(reference)(A, W, routing.gates)
 print(f"loss {loss:.4f}, by every expert {expected_loss:.4f}")
-for name, one, other in zip(("A", "W", "gates"), gradients, expected, strict=True):
-    print(f"gradient of {name}: {error(one, np.asarray(other, np.float64))}")
+for name, gradient, expected_gradient in zip(("A", "W", "gates"), gradients, expected, strict=True):
+    print(f"gradient of {name}: {error(gradient, np.asarray(expected_gradient, np.float64))}")

@@ -34,14 +34,14 @@ exact = A.astype(np.float64) @ W.astype(np.float64)
 
 
 def naive(a: jax.Array, w: jax.Array) -> jax.Array:
-    """Multiply, then add over Y."""
+    """Multiply, then sum over Y."""
     out: jax.Array = jax.lax.psum(a @ w, "Y")
     return out
 
 
 def tiled(a: jax.Array, w: jax.Array) -> jax.Array:
-    """The hint: add each quarter of the columns while the next one is multiplied."""
-    return jnp.concatenate([naive(a, part) for part in jnp.split(w, 4, axis=1)], axis=1)
+    """Sum each quarter of the columns while the next one is multiplied (the chapter's hint)."""
+    return jnp.concatenate([naive(a, columns) for columns in jnp.split(w, 4, axis=1)], axis=1)
 
 
 mesh = jax.make_mesh((2, 4), ("X", "Y"))

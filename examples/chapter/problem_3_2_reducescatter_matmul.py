@@ -34,12 +34,12 @@ exact = T.astype(np.float64) @ W.astype(np.float64)
 
 
 def plain(t: jax.Array, w: jax.Array) -> jax.Array:
-    """XLA decides."""
+    """Leave the communication to XLA."""
     return jnp.einsum("bf,fd->bd", t, w, out_sharding=P("X", "Y"))
 
 
 def naive(t: jax.Array, w: jax.Array) -> jax.Array:
-    """Multiply, then add and share out over Y."""
+    """Multiply, then reduce-scatter over Y."""
     out: jax.Array = jax.lax.psum_scatter(t @ w, "Y", scatter_dimension=1, tiled=True)
     return out
 
@@ -58,6 +58,9 @@ with jax.set_mesh(mesh):
         compiled = jax.jit(function).lower(t, w).compile()
         print(f"{name}: {collectives(compiled)}; {error(compiled(t, w), exact)}")
     sent = " and ".join(f"{count:,}" for count in bytes_sent(jax.jit(ring).lower(t, w)))
-    whole = B // 2 * D * 4
-    print(f"bytes the ring sends this way and that: {sent}")
-    print(f"no less will do: 3/4 of the {whole:,} bytes of X's result, half of it each way")
+    result_bytes = B // 2 * D * 4
+    print(f"bytes sent by the ring in each direction: {sent}")
+    print(
+        f"the minimum is 3/4 of the {result_bytes:,} bytes of X's result, half of it in each "
+        "direction"
+    )

@@ -36,7 +36,7 @@ exact = hidden @ W_OUT.astype(np.float64)
 
 
 def plain(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
-    """XLA decides how the activations come together and go apart."""
+    """Leave the gather and the reduction of the activations to XLA."""
     hidden = jnp.einsum("bd,df->bf", x, w_in, out_sharding=P("X", "Y"))
     return jnp.einsum("bf,fd->bd", jax.nn.relu(hidden), w_out, out_sharding=P("X", "Y"))
 

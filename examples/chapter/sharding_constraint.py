@@ -32,29 +32,29 @@ exact = X.astype(np.float64) @ IN.astype(np.float64) @ OUT.T.astype(np.float64)
 auto = jax.make_mesh((4, 2), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
 
 
-def free(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
-    """XLA chooses the hidden activations' sharding."""
+def unconstrained(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
+    """Leave the sharding of the hidden activations to XLA."""
     return jnp.einsum("bf,df->bd", jnp.einsum("bd,df->bf", x, w_in), w_out)
 
 
 def constrained(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
-    """We choose it."""
+    """Constrain the sharding of the hidden activations."""
     hidden = jnp.einsum("bd,df->bf", x, w_in)
     hidden = jax.lax.with_sharding_constraint(hidden, NamedSharding(auto, P("X", "Y")))
     return jnp.einsum("bf,df->bd", hidden, w_out)
 
 
 def explicit(x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
-    """The same on Explicit axes."""
+    """Declare the same sharding on Explicit axes."""
     hidden = jnp.einsum("bd,df->bf", x, w_in, out_sharding=P("X", "Y"))
     return jnp.einsum("bf,df->bd", hidden, w_out, out_sharding=P("X"))
 
 
-# Rows over X, and weights that every device has.
-place = (NamedSharding(auto, P("X")), NamedSharding(auto, P()), NamedSharding(auto, P()))
-arrays = jax.device_put((X, IN, OUT), place)
-for name, function in (("free", free), ("constrained", constrained)):
-    compiled = jax.jit(function, out_shardings=place[0]).lower(*arrays).compile()
+# Rows are sharded over X, and weights are replicated.
+shardings = (NamedSharding(auto, P("X")), NamedSharding(auto, P()), NamedSharding(auto, P()))
+arrays = jax.device_put((X, IN, OUT), shardings)
+for name, function in (("free", unconstrained), ("constrained", constrained)):
+    compiled = jax.jit(function, out_shardings=shardings[0]).lower(*arrays).compile()
     print(f"{name}: {collectives(compiled)}; {error(compiled(*arrays), exact)}")
 
 mesh = jax.make_mesh((4, 2), ("X", "Y"))
@@ -62,7 +62,7 @@ with jax.set_mesh(mesh):
     arrays = jax.device_put((X, IN, OUT), (P("X"), P(), P()))
     try:
         jax.jit(lambda x: jax.lax.with_sharding_constraint(x, P("X", "Y"))).lower(arrays[0])
-    except Exception as refusal:
-        print(f"with_sharding_constraint on Explicit axes: {type(refusal).__name__}")
+    except Exception as failure:
+        print(f"with_sharding_constraint on Explicit axes: {type(failure).__name__}")
     compiled = jax.jit(explicit).lower(*arrays).compile()
     print(f"explicit: {collectives(compiled)}; {error(compiled(*arrays), exact)}")

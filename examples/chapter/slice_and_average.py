@@ -1,4 +1,4 @@
-"""The chapter's third snippet: a function of one device's part of an array, with `shard_map`.
+"""The chapter's third snippet: a function of one device's shard, with `shard_map`.
 
     python examples/chapter/slice_and_average.py
 
@@ -24,7 +24,7 @@ values = np.random.default_rng(0).normal(size=512).astype(np.float32)
 
 
 def slice_and_average(x: jax.Array) -> jax.Array:
-    """The mean over all devices of the first four numbers on each."""
+    """Return the mean over all devices of the first four numbers on each."""
     assert x.shape == (512 // 8,)
     mean: jax.Array = jax.lax.pmean(x[:4], ("x", "y"))
     return mean

@@ -49,7 +49,7 @@ class MLP(nn.Module):
 
 
 def init(seed: int) -> MLP:
-    """A model with its first weights."""
+    """Return a model with its initial weights."""
     torch.manual_seed(seed)
     return MLP(PIXELS, HIDDEN_SIZES)
 
@@ -68,8 +68,8 @@ def train_step(
 
 def shard(batch: Rows) -> dict[str, torch.Tensor]:
     """Return this process's rows of a batch."""
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    return {name: torch.from_numpy(rows).chunk(world)[rank] for name, rows in batch.items()}
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    return {name: torch.from_numpy(rows).chunk(world_size)[rank] for name, rows in batch.items()}
 
 
 def train(model: MLP, rows: Iterable[Rows]) -> list[float]:

@@ -13,7 +13,7 @@ class SteadyClock:
     """A clock in seconds that never goes back: the wall time at its start plus the time since.
 
     It starts with the wall time, so that times saved by one server are meaningful to the next. If
-    the wall clock was set back in between, saved times can lie in the future; `clamp_times` in
+    the wall clock was set back in between, saved times can lie in the future; `adapt_times` in
     `jobs.core.lifecycle` corrects those.
     """
 

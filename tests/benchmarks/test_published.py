@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from drumline.chips import slice_of
 from published import decoder, models, rows
-from published.attention import Flash, Kernel, attention, visited
+from published.attention import Flash, Kernel, attention, visited_fraction
 from published.experts import masks
 
 EVERY_ROW = pytest.mark.parametrize("row", rows.ROWS.values(), ids=rows.ROWS)
@@ -70,7 +70,7 @@ def test_a_kernel_visits_the_blocks_that_hold_something_to_see(
     query, key = np.mgrid[:32, :32]
     seen = (query >= key) & (query - key < (window or 32))
     tiles = seen.reshape(32 // blocks[0], blocks[0], 32 // blocks[1], blocks[1])
-    assert visited(blocks, 32, window) == tiles.any(axis=(1, 3)).mean()
+    assert visited_fraction(blocks, 32, window) == tiles.any(axis=(1, 3)).mean()
 
 
 def test_two_backward_kernels_do_seven_products_where_one_does_five() -> None:

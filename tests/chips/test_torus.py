@@ -84,9 +84,11 @@ def test_the_ring_uses_few_expensive_permutes() -> None:
     shape, wraps, steps = (4, 4), (False, False), (1, 4)
     order = ring_order(shape, wraps, steps)
     neighbours = zip(order, (*order[1:], order[0]), strict=True)
-    along = [abs(a[1] - b[1]) for a, b in neighbours]
-    assert sum(along) == 6, "out and back once"
-    assert ring_length(shape, wraps, steps) == 4 * sum(along) + prod(shape) - sum(along)
+    second_axis_steps = [abs(a[1] - b[1]) for a, b in neighbours]
+    assert sum(second_axis_steps) == 6, "out and back once"
+    assert ring_length(shape, wraps, steps) == 4 * sum(second_axis_steps) + prod(shape) - sum(
+        second_axis_steps
+    )
     # The ring turns with the grid.
     assert ring_length(shape, wraps, (4, 1)) == ring_length(shape, wraps, steps)
 
@@ -189,8 +191,8 @@ def test_the_figure_of_the_module() -> None:
 
 
 def test_axes_of_size_one_do_not_change_the_order() -> None:
-    without = mesh_order((8, 8), (False, False), (4, 4, 4))
-    assert mesh_order((8, 8), (False, False), (1, 4, 1, 4, 4, 1)) == without
+    order_without_unit_axes = mesh_order((8, 8), (False, False), (4, 4, 4))
+    assert mesh_order((8, 8), (False, False), (1, 4, 1, 4, 4, 1)) == order_without_unit_axes
     # They do not count as an axis for the weights of the loads either.
     ring = mesh_order((8, 16), (False, True), (16, 8))
     assert mesh_order((8, 16), (False, True), (16, 1, 8)) == ring

@@ -25,7 +25,7 @@ STOCKOUT = 'There is no more capacity in the zone "us-central2-b"'
 
 
 class Explain:
-    """`drumline explain` with a text on stdin."""
+    """Run `drumline explain` with a text on stdin."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
         self.capsys = capsys

@@ -40,7 +40,7 @@ TAKEN = [
 
 @pytest.fixture
 def a_life(server: Any, a_job: Make, tmp_path: Path) -> Callable[..., Path]:
-    """Let a job live through turns of (events, changes to the job); returns its file."""
+    """Simulate a job by a list of (events, changes to the job). Return its file."""
 
     def make(*turns: tuple[list[dict[str, Any]], dict[str, Any]], **final: Any) -> Path:
         base = a_job(

@@ -15,7 +15,7 @@ GOOD = ("init", "--project", "lab-tpu", "--zones", "us-central2-b,europe-west4-a
 
 
 class Terminal(io.StringIO):
-    """A person who types."""
+    """A fake terminal with typed answers."""
 
     def isatty(self) -> bool:
         return True
@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def login(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials that work, and no project in the environment."""
+    """Valid credentials, and no project in the environment."""
 
     async def token(*_: object) -> str:
         return "t0ken"
@@ -115,7 +115,7 @@ def test_replacing_settings_needs_a_confirmation(
     after = settings(home)
     assert isinstance(after, dict)
     assert (after["project"], after["look_seconds"]) == ("lab-tpu", 5)
-    assert drumline(*GOOD) == 0  # the same again replaces nothing
+    assert drumline(*GOOD) == 0  # a second run replaces nothing
 
 
 def test_local_needs_no_account(home: Path, drumline: Run, capsys: Printed) -> None:

@@ -1,4 +1,4 @@
-"""`drumline inspect`, as a user types it."""
+"""`drumline inspect` with typed arguments."""
 
 import gzip
 import json

@@ -105,7 +105,7 @@ def test_emulated_slices_have_no_price(a_job: Make) -> None:
 def test_long_names_are_truncated_on_a_terminal_only(a_job: Make) -> None:
     long = a_job(name="x" * 80, reason="y" * 80)
     assert "x" * 80 in list_lines([long])[1]
-    # 150 columns leave room for the notes, 110 are too few for all the other columns.
+    # 150 columns have space for the notes; 110 are too few for the other columns.
     assert max(map(display_width, list_lines([long], columns=150)[:2])) <= 150
     assert "x" * 11 + "…" in list_lines([long], columns=110)[1]
 
@@ -162,7 +162,7 @@ def test_the_note_of_a_failed_job_has_each_count_once(
 
 
 def listed(lines: list[str]) -> list[str]:
-    """The ids in the rows of a table."""
+    """Return the ids in the rows of a table."""
     return [line.split()[0] for line in lines[1:-1] if not line.startswith("…")]
 
 
@@ -231,7 +231,7 @@ def test_ctrl_c_ends_watch_and_no_job(
     monkeypatch.setattr("drumline.cli.jobs.time.sleep", interrupt_at_the_third)
     assert drumline("list", "--watch") == 130
     captured = capsys.readouterr()
-    assert captured.out.count("JOB ID") == 1  # a pipe hears of changes only
+    assert captured.out.count("JOB ID") == 1  # a pipe gets only changes
     assert "the jobs keep running" in captured.err
 
 

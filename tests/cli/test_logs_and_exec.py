@@ -1,4 +1,4 @@
-"""What a log or a command on a host may send to the terminal, and how it is asked for."""
+"""The terminal output of logs and commands on hosts, and their requests."""
 
 import base64
 import contextlib
@@ -30,13 +30,13 @@ EVIL = b"\x1b]52;c;cm0gLXJmIH4=\x07\x1b]0;title\x07\x1b[31mred\x1b[0m \xff\r\n"
 
 
 def on_a_terminal(*words: str) -> bytes:
-    """What a command writes to a terminal that is its own."""
+    """Return the terminal output of a command."""
     controller, terminal = pty.openpty()
     command = [sys.executable, "-c", "from drumline.cli import main; main()", *words]
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as child:
         os.close(terminal)
         written = b""
-        with contextlib.suppress(OSError):  # what a pty says at its end
+        with contextlib.suppress(OSError):  # the end of a pty's output
             while piece := os.read(controller, 1 << 16):
                 written += piece
         os.close(controller)
@@ -121,7 +121,9 @@ def ended(host: int, code: int | None) -> dict[str, Any]:
 
 
 def frames(*output: dict[str, Any]) -> bytes:
-    """What the server tells of a command, with the hosts before and the ends behind it."""
+    """Return the server's answer for a command, with a header of hosts and the exit codes at the
+    end.
+    """
     hosts = sorted({int(one["host"]) for one in output})
     known = {one["host"] for one in output if "exit_code" in one}
     lines = [{"hosts": hosts}, *output, *(ended(host, 0) for host in hosts if host not in known)]

@@ -1,4 +1,4 @@
-"""`drumline server strays`: what a lost database left in the cloud."""
+"""`drumline server strays` lists the slices of a lost database."""
 
 from collections.abc import Callable
 from typing import Any

@@ -26,7 +26,9 @@ def attempt(number: int, outcome: str | None, step: float, resumed: float | None
 
 @pytest.fixture
 def history(a_job: Make) -> dict[str, Any]:
-    """Preempted at step 151 with a checkpoint at 140, stuck at 230 with one at 230, then done."""
+    """A history: preempted at step 151 with a checkpoint at 140, stuck at 230 with one at 230, then
+    done.
+    """
     chance = random.Random(1)
     points = []
     for number, begin, end in ((1, 1, 151), (2, 141, 230), (3, 231, 300)):
@@ -75,7 +77,7 @@ def test_a_chart_has_axes_curves_and_interruptions(history: dict[str, Any]) -> N
     assert max(map(display_width, lines)) <= 80
     body = lines[1:-3]
     assert sum(line.count("┊") for line in body) > 16
-    # The loss falls: it is drawn at the top on the left and at the bottom on the right.
+    # The loss falls, so the line starts at the top left and ends at the bottom right.
     top, bottom = body[0].split("│")[-1], body[-1].split("│")[-1]
     assert dots(top)
     assert dots(bottom)
@@ -178,7 +180,7 @@ def test_ticks_are_round_numbers(low: float, high: float, expected: tuple[float,
     assert ticks(low, high) == pytest.approx(expected)
 
 
-# The command
+# The command line
 
 
 def test_a_plot_in_a_pipe_has_no_escapes(

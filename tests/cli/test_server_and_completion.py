@@ -21,7 +21,7 @@ Make = Callable[..., dict[str, Any]]
 Printed = pytest.CaptureFixture[str]
 
 
-# the server, and the whole
+# the server, and the complete output
 
 
 def test_server_status_and_stop_start_no_server(home: Path, drumline: Run, capsys: Printed) -> None:
@@ -203,7 +203,7 @@ def test_completion_supports_three_shells(drumline: Run, capsys: Printed) -> Non
 
 
 def test_every_command_that_prints_takes_json() -> None:
-    """ssh and cp hand over to OpenSSH, `server run` becomes the server: they print nothing."""
+    """ssh and cp become OpenSSH, `server run` becomes the server: they print nothing."""
     from drumline.cli import COMMANDS, app
 
     def without(command: Any, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`ssh` and `cp`: the user's own tools, with our key and the pinned keys of the hosts."""
+"""`ssh` and `cp` run the user's own tools, with Drumline's key and the pinned host keys."""
 
 import subprocess
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def a_host(index: int = 1) -> dict[str, Any]:
 
 @pytest.fixture
 def became(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The command lines this process turned into."""
+    """The command lines that replaced this process."""
     lines: list[str] = []
     monkeypatch.setattr("os.execvp", lambda _, arguments: lines.append(" ".join(arguments)))
     return lines

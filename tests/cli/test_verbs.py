@@ -1,4 +1,4 @@
-"""The verbs: what each asks of the server, what it prints, and how it exits."""
+"""The job commands: their requests, output and exit codes."""
 
 import io
 import json
@@ -29,7 +29,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Terminal(io.StringIO):
-    """A person who types."""
+    """A fake terminal with typed answers."""
 
     def isatty(self) -> bool:
         return True

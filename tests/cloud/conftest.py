@@ -1,4 +1,4 @@
-"""An emulator to test with, and the real client of Google to judge it by."""
+"""An emulator for tests, used through Google's own client."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def eventually(holds: Callable[[], Any], what: str = "", seconds: float = 60.0) 
 
 @dataclass(frozen=True)
 class Emulator:
-    """A running emulator, with the words the tests tell their stories in."""
+    """A running emulator and the calls of the tests to it."""
 
     home: Path
     url: str
@@ -55,7 +55,7 @@ class Emulator:
         return launch.control(self.home, verb, **fields)
 
     def rest(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """One call as it goes over the wire."""
+        """Send one HTTP call."""
         return rest(self.url, method, path, body, {"Authorization": f"Bearer {self.token}"})
 
     def node(self, accelerator: str = "v4-8", **more: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Emulator:
         )
 
     def state(self, name: str) -> str:
-        """The request's."""
+        """Return the state of a request."""
         got = self.client().get_queued_resource(name=f"{PARENT}/queuedResources/{name}")
         return str(got.state.state.name)
 
@@ -85,14 +85,14 @@ class Emulator:
         eventually(lambda: self.state(name) == state, f"{name} is {state}")
 
     def slice(self, name: str, accelerator: str = "v4-8", **node: Any) -> list[dict[str, Any]]:
-        """A slice that runs; its hosts as the emulator lists them."""
+        """Create a running slice and return its hosts from the emulator's list."""
         self.ask(name, accelerator, **node)
         self.wait_for(name, "ACTIVE")
         hosts = self.control("resources")["hosts"]
         return [host for host in hosts if host["node"] == name]
 
     def host(self, node: str) -> dict[str, Any]:
-        """The one host of a node."""
+        """Return the only host of a node."""
         (host,) = [one for one in self.control("resources")["hosts"] if one["node"] == node]
         return dict(host)
 
@@ -113,7 +113,7 @@ def ssh_key() -> asyncssh.SSHKey:
 
 @pytest.fixture
 def start_emulator(tmp_path: Path, ssh_key: asyncssh.SSHKey) -> Iterator[Start]:
-    """Start one with the given keys in its config.yaml."""
+    """A function that starts an emulator with the given keys in its config.yaml."""
     home = tmp_path / "emulator"
 
     def start(**config: Any) -> Emulator:
@@ -129,7 +129,7 @@ def start_emulator(tmp_path: Path, ssh_key: asyncssh.SSHKey) -> Iterator[Start]:
 def emulator(
     tmp_path_factory: pytest.TempPathFactory, ssh_key: asyncssh.SSHKey
 ) -> Iterator[Emulator]:
-    """One for all tests of a module that leave it as they found it."""
+    """An emulator for all tests of a module that restore its state."""
     home = tmp_path_factory.mktemp("emulator")
     yield Emulator(home, launch.ensure_running(home), ssh_key)
     launch.stop(home)

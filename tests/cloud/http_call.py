@@ -1,4 +1,4 @@
-"""One HTTP call, without a client that knows the API."""
+"""Plain HTTP calls, without a client that knows the API."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""A server that nobody needs leaves by itself."""
+"""An idle server exits by itself."""
 
 import asyncio
 import subprocess
@@ -18,7 +18,7 @@ from drumline.cloud.idle_exit import IdleExit
 
 
 class Inn:
-    """A server with a clock of its own."""
+    """A server with its own clock."""
 
     def __init__(self, patience: float | None = 60.0) -> None:
         self.now = 0.0
@@ -35,10 +35,10 @@ class Inn:
         return PlainTextResponse("welcome")
 
     def during(self) -> None:
-        """What happens while somebody is served."""
+        """The handler of a running request."""
 
     def call(self, path: str = "/") -> int:
-        """A call of that path; the status of the answer."""
+        """Call this path and return the status of the response."""
         codes: list[int] = []
 
         async def receive() -> Message:

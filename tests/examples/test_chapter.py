@@ -81,8 +81,8 @@ PROMISED = {
         r"plain jit: all-reduce ×1" + ERROR,
         r"psum_scatter: reduce-scatter ×1" + ERROR,
         r"matmul_reducescatter: collective-permute ×6" + ERROR,
-        r"bytes the ring sends this way and that: 24,576 and 24,576",
-        r"no less will do: 3/4 of the 65,536 bytes .*, half of it each way",
+        r"bytes sent by the ring in each direction: 24,576 and 24,576",
+        r"the minimum is 3/4 of the 65,536 bytes .*, half of it in each direction",
     ],
     "problem_3_3_transformer_block": [
         r"plain jit: all-gather ×1, all-reduce ×1" + ERROR + TIME,

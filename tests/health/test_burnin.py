@@ -29,21 +29,19 @@ from tests.health.seeds import SMALL, FaultyRunner, InjectedFault
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(burnin, "sizes_for", lambda _: SMALL)
 
 
 def test_the_host_derives_the_checksum_of_an_int8_matmul() -> None:
     matmul = Int8Matmul(3, 12, 40)
-    report_file, right = (
-        np.asarray(side, np.int64) for side in int8_operands(jnp.uint32(3), 12, 40)
-    )
-    assert len(np.unique(report_file)) > 100
-    checksums = checksum(jnp.asarray((report_file @ right).astype(np.int32))[None])
+    left, right = (np.asarray(side, np.int64) for side in int8_operands(jnp.uint32(3), 12, 40))
+    assert len(np.unique(left)) > 100
+    checksums = checksum(jnp.asarray((left @ right).astype(np.int32))[None])
     assert tuple(int(value) for value in np.asarray(checksums)[0]) == matmul.checksum
 
 
-def test_two_sound_devices_pass() -> None:
+def test_two_healthy_devices_pass() -> None:
     report = burn_in(jax.devices()[:2], seconds=0.01)
     assert report.verdict == PASS
     fields = json.loads(report.to_json())
@@ -76,7 +74,7 @@ def test_bad_arguments_raise_value_error() -> None:
 
 
 class TorusDevice:
-    """A device that knows its place."""
+    """A device with torus coordinates."""
 
     def __init__(self, *coords: int) -> None:
         self.coords, self.core_on_chip = coords, 0
@@ -139,10 +137,10 @@ def test_the_command_prints_each_chip_and_a_sentence(monkeypatch: pytest.MonkeyP
 
 
 def test_unusable_chips_are_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> HealthReport:
+    def raise_error(*_: object, **__: object) -> HealthReport:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nand more")
 
-    monkeypatch.setattr(burnin, "burn_in", fails)
+    monkeypatch.setattr(burnin, "burn_in", raise_error)
     completed = run_command("--seconds", "1", "--json")
     assert isinstance(completed.exception, UserError)  # exit code 2
     assert str(completed.exception) == (
@@ -155,7 +153,7 @@ def test_duplicate_devices_are_rejected() -> None:
         burn_in([jax.devices()[0]] * 2, seconds=1)
 
 
-def test_it_runs_within_another_mesh() -> None:
+def test_a_burn_in_runs_within_another_mesh() -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
     with jax.set_mesh(mesh):
         report = burn_in(jax.devices()[:3], seconds=0.01)
@@ -192,13 +190,13 @@ def test_a_bad_chip_is_reported_before_a_job(
 
 
 @pytest.mark.parametrize("error", [ImportError("No module named 'jax'"), RuntimeError("no way")])
-def test_an_error_that_says_nothing_about_hardware_is_a_warning(
+def test_an_error_without_evidence_about_hardware_is_a_warning(
     report_file: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object, **__: object) -> HealthReport:
+    def raise_error(*_: object, **__: object) -> HealthReport:
         raise error
 
-    monkeypatch.setattr(burnin, "burn_in", fails)
+    monkeypatch.setattr(burnin, "burn_in", raise_error)
     assert job.main(["--job", "--seconds", "1"]) == 0
     fields = json.loads(report_file.read_text())
     assert fields["verdict"] == WARN

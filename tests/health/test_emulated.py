@@ -25,8 +25,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_fault(machine: Path, how: str, **fields: int) -> None:
-    (machine / "fault.json").write_text(json.dumps({"how": how, "chip": 2, "seed": 7, **fields}))
+def write_fault(machine: Path, mode: str, **fields: int) -> None:
+    (machine / "fault.json").write_text(json.dumps({"how": mode, "chip": 2, "seed": 7, **fields}))
 
 
 def sharded_values(spec: PartitionSpec, dtype: Any = jnp.bfloat16) -> jax.Array:
@@ -39,12 +39,19 @@ def wrong_bits(before: jax.Array, after: jax.Array) -> dict[int, int]:
     """Return the number of bits that differ on each device."""
     counts = {}
     for old, new in zip(before.addressable_shards, after.addressable_shards, strict=True):
-        pair = (np.asarray(old.data).view(np.uint8), np.asarray(new.data).view(np.uint8))
-        counts[old.device.id] = int(np.bitwise_count(pair[0] ^ pair[1]).sum())
+        old_and_new_bytes = (
+            np.asarray(old.data).view(np.uint8),
+            np.asarray(new.data).view(np.uint8),
+        )
+        counts[old.device.id] = int(
+            np.bitwise_count(old_and_new_bytes[0] ^ old_and_new_bytes[1]).sum()
+        )
     return counts
 
 
-def test_sound_machines_change_nothing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_fault_changes_nothing(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrays = {"x": sharded_values(PartitionSpec("d"))}
     assert current_fault() is None
     assert inject_compute_fault(arrays) is arrays
@@ -61,9 +68,9 @@ def test_one_bit_changes_only_on_the_faulty_device_and_soon(
 ) -> None:
     write_fault(machine, "lies")
     before = sharded_values(spec)
-    wrong = [wrong_bits(before, inject_compute_fault(before)) for _ in range(12)]
-    faulty_calls = [bits for bits in wrong if any(bits.values())]
-    assert any(any(bits.values()) for bits in wrong[:CALLS])
+    bits_per_call = [wrong_bits(before, inject_compute_fault(before)) for _ in range(12)]
+    faulty_calls = [bits for bits in bits_per_call if any(bits.values())]
+    assert any(any(bits.values()) for bits in bits_per_call[:CALLS])
     assert 1 < len(faulty_calls) < 12
     assert all(bits == {0: 0, 1: 0, 2: 1, 3: 0} for bits in faulty_calls)
 
@@ -78,7 +85,7 @@ def test_only_floats_become_nan(machine: Path) -> None:
     assert all(output["i"] is tree["i"] for output in trees)
 
 
-def test_a_bad_link_shows_in_what_winject_link_fault(machine: Path) -> None:
+def test_a_bad_link_changes_only_received_arrays(machine: Path) -> None:
     write_fault(machine, "bad-link")
     before = sharded_values(PartitionSpec("d"))
     assert all(inject_compute_fault(before) is before for _ in range(CALLS))

@@ -19,12 +19,12 @@ from drumline.health.report import FAIL, PASS, WARN
 from drumline.health.summary import RunTimings, build_report
 
 
-def same(values: dict[int, tuple[int, ...]], run: int = 0, **fields: Any) -> Observation:
+def equal_values(values: dict[int, tuple[int, ...]], run: int = 0, **fields: Any) -> Observation:
     return Observation("matmul_int8", "bytes, round 1", run, SAME, values, **fields)
 
 
 def test_two_chips_that_always_differ_fail_and_neither_is_named() -> None:
-    findings = find_faults([same({0: (1,), 1: (2,)}, run) for run in range(3)])
+    findings = find_faults([equal_values({0: (1,), 1: (2,)}, run) for run in range(3)])
     assert [(finding.device, finding.suspects) for finding in findings] == [(None, (0, 1))]
     chips = [Device(index, 0, "cpu", "cpu", None) for index in (0, 1)]
     report = build_report(chips, [{}], findings, {}, 1.0)
@@ -34,24 +34,26 @@ def test_two_chips_that_always_differ_fail_and_neither_is_named() -> None:
 
 
 def test_the_expected_value_decides_between_two_chips() -> None:
-    findings = find_faults([same({0: (1,), 1: (2,)}, run, expected=(1,)) for run in range(2)])
+    findings = find_faults(
+        [equal_values({0: (1,), 1: (2,)}, run, expected=(1,)) for run in range(2)]
+    )
     assert [(finding.device, finding.verdict) for finding in findings] == [(1, FAIL)]
 
 
 def test_chips_that_all_differ_from_the_expected_value_get_a_warning() -> None:
-    findings = find_faults([same(dict.fromkeys(range(4), (2,)), expected=(1,))])
+    findings = find_faults([equal_values(dict.fromkeys(range(4), (2,)), expected=(1,))])
     assert {finding.verdict for finding in findings} == {WARN}
 
 
 def test_chips_of_two_kinds_are_not_compared() -> None:
     """Another kind of chip rounds differently and takes a different time."""
     kinds = {0: "old", 1: "old", 2: "old", 3: "new"}
-    runs = [same({0: (1,), 1: (1,), 2: (1,), 3: (2,)}, run) for run in range(2)]
+    runs = [equal_values({0: (1,), 1: (1,), 2: (1,), 3: (2,)}, run) for run in range(2)]
     assert [finding.device for finding in find_faults(runs)] == [3]
     assert not find_faults(runs, kinds)
-    wrong_run = same({0: (1,), 1: (5,), 2: (1,), 3: (2,)}, 1)
+    wrong_run = equal_values({0: (1,), 1: (5,), 2: (1,), 3: (2,)}, 1)
     assert [finding.device for finding in find_faults([runs[0], wrong_run], kinds)] == [1]
-    unstable_run = same({0: (1,), 1: (1,), 2: (1,), 3: (5,)}, 1)
+    unstable_run = equal_values({0: (1,), 1: (1,), 2: (1,), 3: (5,)}, 1)
     assert [finding.device for finding in find_faults([runs[0], unstable_run], kinds)] == [3]
     timings = RunTimings([{0: 1.0, 1: 1.0, 2: 1.0, 3: 3.0}] * 3, flops=1.0)
     devices = [Device(index, 0, kind, "gpu", None) for index, kind in kinds.items()]
@@ -65,13 +67,13 @@ def hop(run: int, values: dict[int, tuple[int, ...]]) -> Observation:
 
 
 def test_chips_that_pass_on_a_damaged_buffer_are_not_named() -> None:
-    sound = (0, 7)
+    good_buffer = (0, 7)
     findings = find_faults(
         [
-            hop(0, {0: sound, 1: sound, 2: sound}),
-            hop(1, {0: sound, 1: (3, 8), 2: sound}),
-            hop(2, {0: sound, 1: sound, 2: (3, 8)}),
-            hop(3, {0: (4, 9), 1: sound, 2: sound}),
+            hop(0, {0: good_buffer, 1: good_buffer, 2: good_buffer}),
+            hop(1, {0: good_buffer, 1: (3, 8), 2: good_buffer}),
+            hop(2, {0: good_buffer, 1: good_buffer, 2: (3, 8)}),
+            hop(3, {0: (4, 9), 1: good_buffer, 2: good_buffer}),
         ]
     )
     assert [finding.link for finding in findings] == [(0, 1), (2, 0)]
@@ -79,19 +81,19 @@ def test_chips_that_pass_on_a_damaged_buffer_are_not_named() -> None:
 
 
 def test_a_collective_names_a_chip_only_if_it_is_the_only_wrong_one() -> None:
-    def reduced(wrong: dict[int, int]) -> list[int | None]:
-        values = {chip: (wrong.get(chip, 0), 0) for chip in range(4)}
+    def devices_named(wrong_values: dict[int, int]) -> list[int | None]:
+        values = {chip: (wrong_values.get(chip, 0), 0) for chip in range(4)}
         observation = Observation("links", "all-reduce, round 1", 0, REDUCED, values)
         return [finding.device for finding in find_faults([observation])]
 
-    assert reduced({}) == []
-    assert reduced({2: 5}) == [2]
-    assert reduced({1: 5, 2: 5}) == [None]
+    assert devices_named({}) == []
+    assert devices_named({2: 5}) == [2]
+    assert devices_named({1: 5, 2: 5}) == [None]
 
 
-def test_observations_travel_between_hosts() -> None:
-    first = same({0: (1, 2)}, seconds={0: 0.5}, expected=(1, 2))
-    second = same({4: (1, 2)}, seconds={4: 0.6}, expected=(1, 2))
+def test_observations_of_two_hosts_are_merged() -> None:
+    first = equal_values({0: (1, 2)}, seconds={0: 0.5}, expected=(1, 2))
+    second = equal_values({4: (1, 2)}, seconds={4: 0.6}, expected=(1, 2))
     assert Observation.from_json(first.as_json()) == first
     (merged,) = merge_hosts([first, second])
     assert merged.values == {0: (1, 2), 4: (1, 2)}

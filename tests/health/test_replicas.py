@@ -7,17 +7,17 @@ import pytest
 
 from drumline.health import ReplicaComparison, compare_replicas
 
-EIGHT = tuple(range(8))
+DEVICES = tuple(range(8))
 
 
 def test_no_device_is_named_if_all_agree() -> None:
-    assert not compare_replicas([dict.fromkeys(EIGHT, "a")] * 3)
+    assert not compare_replicas([dict.fromkeys(DEVICES, "a")] * 3)
     assert not compare_replicas([{0: 1, 1: 1, 2: 9, 3: 9}], [(0, 1), (2, 3)])
     assert not compare_replicas([])
 
 
 def test_one_deviation_in_one_run_is_enough() -> None:
-    runs = [dict.fromkeys(EIGHT, "a") for _ in range(3)]
+    runs = [dict.fromkeys(DEVICES, "a") for _ in range(3)]
     runs[1][5] = "b"
     assert compare_replicas(runs) == ReplicaComparison(devices=(5,), run_counts={5: 1})
 
@@ -34,13 +34,13 @@ def test_a_tie_names_no_device() -> None:
 
 
 def test_a_run_that_differs_as_a_whole_names_no_device() -> None:
-    runs = [dict.fromkeys(EIGHT, value) for value in "aba"]
+    runs = [dict.fromkeys(DEVICES, value) for value in "aba"]
     assert compare_replicas(runs) == ReplicaComparison(spread=True)
 
 
 def test_a_majority_that_is_wrong_at_once_counts_as_spread() -> None:
-    runs = [dict.fromkeys(EIGHT, "a") for _ in range(3)]
-    runs[2].update(dict.fromkeys(EIGHT[1:], "b"))
+    runs = [dict.fromkeys(DEVICES, "a") for _ in range(3)]
+    runs[2].update(dict.fromkeys(DEVICES[1:], "b"))
     comparison = compare_replicas(runs)
     assert comparison.devices == ()
     assert comparison.spread
@@ -66,9 +66,9 @@ def test_each_group_has_its_own_majority() -> None:
 def test_a_minority_of_random_liars_is_named_exactly(seed: int) -> None:
     rng = random.Random(seed)
     replicas = rng.randint(3, 9)
-    bad = rng.sample(range(replicas), rng.randint(0, (replicas - 1) // 2))
+    faulty = rng.sample(range(replicas), rng.randint(0, (replicas - 1) // 2))
     runs: list[dict[int, Hashable]] = [
-        {device: rng.randint(1, 9) if device in bad else 0 for device in range(replicas)}
+        {device: rng.randint(1, 9) if device in faulty else 0 for device in range(replicas)}
         for _ in range(rng.randint(1, 4))
     ]
-    assert compare_replicas(runs).devices == tuple(sorted(bad))
+    assert compare_replicas(runs).devices == tuple(sorted(faulty))

@@ -1,4 +1,4 @@
-"""Stories about a session with stand-ins for hosts."""
+"""Run a test's coroutine on a session with stand-in hosts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -14,7 +14,7 @@ Story = Callable[[Slice], Coroutine[Any, Any, None]]
 
 
 def on_hosts(folder: Path, hosts: int, story: Story) -> None:
-    """Play a story on a slice of stand-ins."""
+    """Run a scenario on a slice of stand-in hosts."""
 
     async def play() -> None:
         async with asyncio.timeout(180), Slice(folder, hosts) as stand_ins:

@@ -1,4 +1,4 @@
-"""Folders with secrets in them, and what is sent of each: `python -m tests.hosts.packing_table`."""
+"""Folders with secrets, and the files sent from each: `python -m tests.hosts.packing_table`."""
 
 import base64
 import json
@@ -56,14 +56,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Case:
-    """A folder, and what becomes of it."""
+    """A folder and its expected result."""
 
     title: str
     build: Callable[[Place], None]
     sent: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
     refused: str = ""
-    """Words of the sentence; empty where the folder is sent."""
+    """Part of the error message; empty if the folder is sent."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Result:
 
 
 def run(case: Case) -> Result:
-    """Build the folder of a case, pack it, and check that a measurement says the same."""
-    # Not below pytest's folders, of which only the owner can read one.
+    """Build the folder of a case, pack it, and check that `measure` agrees."""
+    # Not in pytest's folders, which only their owner can read.
     with tempfile.TemporaryDirectory(prefix="packing-") as scratch:
         base = Path(scratch)
         base.chmod(0o755)
@@ -163,7 +163,7 @@ PUTTY = (
     "AAAAC3NzaC1lZDI1NTE5AAAAIP\nPrivate-Lines: 1\nAAAAIFw8vR0Yx7q3mZsample0000\n"
 )
 PGP = (
-    # In two pieces, so that this file itself is no key.
+    # Split, so that this file itself contains no key.
     "-----BEGIN PGP PRIV"
     + "ATE KEY BLOCK-----\nVersion: GnuPG v2\n\n"
     + "lQdGBGSomeBase64DataOfAKeyThatIsLongEnough0000000000000000\n" * 3
@@ -463,7 +463,7 @@ def checkpoint_inside(place: Place) -> None:
 
 
 def checkpoints_of_another_job_file(place: Place) -> None:
-    """The other job saves in a format of its own."""
+    """The other job saves in its own format."""
     plain(place)
     place.write("other/1a2b3c4d-000003/step-5.pt")
     place.write("other/1a2b3c4d-000004/step-5.pt")
@@ -542,7 +542,7 @@ def replaced_folder(place: Place) -> None:
 
 
 def replaced_by_link(place: Place) -> None:
-    """A file becomes a link to a key after it was looked at, before it is opened."""
+    """Replace a file by a link to a key after its check, before it is opened."""
     path = place.write("train.py")
     (place.user / "k").write_text(openssh_key())
     real = os.open
@@ -562,7 +562,7 @@ def replaced_by_link(place: Place) -> None:
 
 
 def replaced_by_key(place: Place) -> None:
-    """A file gets another content after it was listed: the bytes that are packed are judged."""
+    """Change a file after it was listed: the packed bytes are checked."""
     path = place.write("train.py")
     place.write("a.py")
     real = os.open
@@ -594,7 +594,7 @@ def _during_the_test(change: Any) -> None:
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """Undo what a case changed in this process."""
+    """Undo changes of a case to this process."""
     mounts = folders.mount_points
 
     def with_ours() -> set[str]:
@@ -609,7 +609,7 @@ def undone() -> Iterator[None]:
 
 
 def _planted_mounts() -> set[str]:
-    """Mount points that the cases pretend: `bucket` and the file `run/token`."""
+    """Pretend that `bucket` and the file `run/token` are mount points."""
     projects = Path(tempfile.gettempdir()).glob("packing-*/user/project")
     return {os.path.realpath(path / name) for path in projects for name in ("bucket", "run/token")}
 

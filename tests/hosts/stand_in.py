@@ -1,4 +1,4 @@
-"""Hosts with an SSH server and a home folder each, behind a connection that a test can cut."""
+"""Hosts with an SSH server and a home folder each, and a connection that tests can cut."""
 
 import asyncio
 import contextlib
@@ -206,7 +206,7 @@ class Host:
         return [pid for pid in all_pids() if variable in b"\0" + process_environment(pid)]
 
     def runs(self, words: str) -> bool:
-        """Return True if a process of this host has these words in its command line."""
+        """Return True if the command line of a process of this host contains these arguments."""
         return any(words in command_line(pid) and is_alive(pid) for pid in self.pids())
 
     def reboot(self) -> None:

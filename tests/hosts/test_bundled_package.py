@@ -22,7 +22,7 @@ SETTLES: dict[str, Any] = {"kind": "uv", "requirements": None, "drumline": "auto
 
 
 def code(folder: Path, text: str, name: str = "train.py") -> Path:
-    """A folder with one more file of code in it."""
+    """A code folder with one additional file."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -95,7 +95,7 @@ def test_the_bundled_package_is_not_counted_as_code(tmp_path: Path) -> None:
     both = pack(folder, tmp_path / "out", package=PACKAGE)
     assert (both.files, both.bytes) == (plain.files, plain.bytes) == (1, len(BEATS))
     assert both.sha256 != plain.sha256
-    # What an earlier working copy left in the folder does not come along as the user's.
+    # Files of an earlier working copy in the folder are not packed as the user's.
     stale = folder / PACKAGE_FOLDER / "drumline" / "stale.py"
     stale.parent.mkdir(parents=True)
     stale.write_text("")
@@ -115,7 +115,7 @@ def test_the_program_imports_the_bundled_package(tmp_path: Path, kind: Any) -> N
     work = unpacked(pack(None, tmp_path / "out", package=PACKAGE).path, tmp_path / "work")
     tools = tmp_path / "bin"
     tools.mkdir()
-    # A Python without Drumline, and a docker that runs what follows the image.
+    # A Python without Drumline, and a docker that runs the command after the image.
     bare = shutil.which(f"python3.{sys.version_info.minor}", path=f"{sys.base_prefix}/bin")
     assert bare is not None
     (tools / "python3").symlink_to(bare)

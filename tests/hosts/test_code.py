@@ -1,4 +1,4 @@
-"""The code that is sent: what belongs to it, and that the same files are the same archive."""
+"""The packed code: its files, and equal archives for equal files."""
 
 import os
 import shutil
@@ -229,7 +229,7 @@ def test_gitignore_files_are_applied_without_git(tmp_path: Path) -> None:
 
 
 def test_only_the_sources_of_the_bundled_package_are_sent(tmp_path: Path) -> None:
-    """A checkout that is installed in place may hold anything beside the source."""
+    """A source checkout that is installed in place may contain other files too."""
     package = tmp_path / "src" / "drumline"
     (package / "jobs").mkdir(parents=True)
     for name in ("__init__.py", "py.typed", "jobs/spec.py", ".env", "id_ed25519", "notes.txt"):

@@ -1,4 +1,4 @@
-"""The reason why a host could not be reached, as data."""
+"""Structured reasons for unreachable hosts."""
 
 import errno
 import os

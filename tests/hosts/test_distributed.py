@@ -1,4 +1,4 @@
-"""Two processes on CPU, joined as two hosts are."""
+"""Two processes on CPU that join like two hosts."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_an_exception_on_one_host_ends_both_in_seconds_and_is_reported(tmp_path:
         failed = time.monotonic()
         both[0].communicate(timeout=120)
         assert both[0].returncode != 0
-        # Left to itself it would wait in the exit barrier for 300 s.
+        # Otherwise it would wait in the exit barrier for 300 s.
         assert time.monotonic() - failed < 90
     finally:
         for one in both:

@@ -1,4 +1,4 @@
-"""HostRunner: answers of the agent that arrive in another order than they were sent."""
+"""HostRunner with answers of the agent that arrive out of order."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""From the parts of a job to scripts; the scripts are run where that needs no network."""
+"""Scripts for the environments of jobs; those that need no network are executed."""
 
 import os
 import shutil
@@ -82,7 +82,7 @@ def test_the_hosts_own_python_needs_no_installation() -> None:
 def test_the_run_uses_the_venv_of_the_set_up(tmp_path: Path) -> None:
     python = PythonEnvironment("venv")
     (step,) = python_steps(python, "000001")
-    # Without pip it is made in a tenth of the time.
+    # Creating it without pip takes a tenth of the time.
     (tmp_path / "python3").write_text(
         f'#!/bin/bash\n[ "$2" = venv ] && exec {sys.executable} -m venv --without-pip "${{@:3}}"\n'
     )

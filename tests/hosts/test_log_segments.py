@@ -1,4 +1,4 @@
-"""A log kept on our side: both its ends, and when it was written."""
+"""The local copy of a log: its first and last part, with timestamps."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is sent of a folder with secrets in it, and what is left out or refused."""
+"""The packed files of folders with secrets, and the folders that are rejected."""
 
 import base64
 

@@ -32,7 +32,7 @@ while True:
 
 
 def through(address: Address, *command: str) -> Address:
-    """The same host, at an address that this machine cannot reach."""
+    """The same host at an address that is unreachable from this machine."""
     return replace(address, ssh_ip="10.255.255.1", proxy_command=command)
 
 

@@ -1,5 +1,7 @@
-"""The whole path over OpenSSH: two hosts in namespaces of their own, with their own network,
-processes, user and home. Needs root, sshd and ip; skips where one is missing.
+"""The whole path over OpenSSH.
+
+Two hosts run in separate namespaces, with their own network, processes, user and home. Needs root,
+sshd and ip; otherwise the tests are skipped.
 """
 
 import asyncio
@@ -46,7 +48,7 @@ def ip(*words: str) -> None:
 
 
 class Machines:
-    """A bridge with two hosts on it."""
+    """Two hosts connected by a bridge."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -175,7 +177,7 @@ def test_two_hosts_over_openssh_through_an_outage(machines: Machines, tmp_path: 
             assert [report.exit_code for report in session.reports()] == [3, 3]
             _, written, _ = await run_command(session, 1, "cat steps; pgrep -c sleep")
             assert written == b"set up\n0\n"
-            # What runs for somebody who leaves ends, and what ignores SIGTERM too.
+            # A command ends with its caller, even if it ignores SIGTERM.
             stubborn = "trap '' TERM; while :; do sleep 0.1; done"
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1):

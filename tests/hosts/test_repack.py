@@ -1,4 +1,4 @@
-"""Archives of older versions: they go on without the secrets that were packed with them."""
+"""Archives of older versions are packed again without their secrets."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""All hosts of a slice together: SSH servers in this process, the real agent behind them."""
+"""All hosts of a slice: SSH servers in this process, with the real agent behind them."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_two_hosts_get_the_code_run_the_set_up_and_start_together(tmp_path: Path
         assert reports[0].tail[-1] == logs[0][4]
         await session.close()
 
-        # The next attempt on the same hosts: nothing is sent or set up again.
+        # The next attempt on the same hosts repeats neither transfer nor set-up.
         second = slice_.session(
             program(**{**vars(what), "attempt": 2}), logs=slice_.folder / "logs-2"
         )
@@ -111,7 +111,7 @@ def test_a_log_over_its_limit_keeps_its_head_and_its_end(tmp_path: Path) -> None
         assert tail[-1].path.read_bytes().endswith(b"100000\nthe end\n")
         assert sum(part.size for part in (head, *tail)) <= MIN_LIMIT
         await session.close()
-        # The next session asks for what it does not have, not for what it did not keep.
+        # The next session requests only the missing part, not the part it dropped.
         again = slice_.session(program(run="seq 100000; echo the end"), log_limit=MIN_LIMIT)
         again.start()
         await reach(again, HostPhase.EXITED)
@@ -149,7 +149,7 @@ def test_after_a_crash_between_two_starts_the_coordinator_is_the_same(
         run = "echo at $DRUMLINE_COORDINATOR; sleep 60"
         async with running(slice_, run) as first:
             await first.close()
-        # As if host 1 had not been started yet when the server died.
+        # Simulate a server that died before it started host 1.
         slice_.hosts[1].reboot()
         started = slice_.folder / "logs" / "started"
         begun = json.loads(started.read_text())
@@ -213,7 +213,7 @@ def test_the_failing_host_does_not_stop_its_siblings(tmp_path: Path) -> None:
         reports = session.reports()
         assert [report.phase for report in reports] == [HostPhase.EXITED, HostPhase.EXITED]
         assert reports[1].exit_code == 5
-        assert reports[0].exit_code in {-15, 128 + 15}  # the shell's own death, or its child's
+        assert reports[0].exit_code in {-15, 128 + 15}  # the death of the shell, or of its child
 
     on_hosts(tmp_path, 2, story)
 

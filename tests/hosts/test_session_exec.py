@@ -1,4 +1,4 @@
-"""A user's own command on a host of a session."""
+"""User commands on a host of a session."""
 
 import asyncio
 import random
@@ -50,7 +50,7 @@ def test_exec_streams_its_output_and_ends_with_its_caller(tmp_path: Path) -> Non
                 pieces.append((stream, data))
                 heard.set()
 
-            # One that goes on in the background, and one that does not heed SIGTERM.
+            # One command that continues in the background, and one that ignores SIGTERM.
             command = "sleep 61.5 & trap '' TERM; echo up; while :; do sleep 0.2; done"
             executing = asyncio.create_task(session.run(0, command, output))
             await asyncio.wait_for(heard.wait(), 20)
@@ -82,7 +82,7 @@ def test_exec_waits_for_a_slow_reader(tmp_path: Path) -> None:
             command = f"head -c {many} /dev/zero; echo all written > written"
             executing = asyncio.create_task(session.run(0, command, output))
             await asyncio.wait_for(started.wait(), 20)
-            # What is on the way is far less than all: the command hangs in its pipe.
+            # The buffers are smaller than the input, so the command blocks on its pipe.
             await run_command(session, 0, "sleep 0.5")
             assert not list(slice_.hosts[0].home.rglob("written"))
             going_on.set()

@@ -1,7 +1,7 @@
-"""What a program should communicate, written down by hand, and the ring algorithm's bytes.
+"""The expected communication of a program, written by hand, and the ring algorithm's bytes.
 
-The formulas are here a second time on purpose: a test that took them from the code it tests would
-agree with whatever that code says.
+The formulas are repeated here on purpose. A test that took them from the tested code would agree
+with any error in it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Key = tuple[str, tuple[str, ...], str, int]
 """A collective's kind, axes, dtype and bytes sent by one device in one execution."""
 
 
-class Built(NamedTuple):
-    """A program, ready to be compiled."""
+class ProgramCall(NamedTuple):
+    """A function with its arguments and mesh, ready to be compiled."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -27,7 +27,7 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """A collective that theory says the program has, and how often it runs in one call."""
+    """A collective that a program must have, and its number of executions in one call."""
 
     kind: str
     axes: tuple[str, ...]
@@ -37,34 +37,34 @@ class Expected:
 
     @property
     def key(self) -> Key:
-        """What is compared, apart from the count."""
+        """The compared fields, without the count."""
         return self.kind, self.axes, self.dtype, self.sent
 
 
 @dataclass(frozen=True)
 class Program:
-    """A small program whose communication is known without compiling it."""
+    """A small program with communication that is known without compiling it."""
 
     name: str
-    build: Callable[[], Built]
+    build: Callable[[], ProgramCall]
     expected: tuple[Expected, ...]
     merged: bool = False
-    """Whether XLA may make one collective of several, so that only their bytes are certain."""
+    """True if XLA may merge several collectives into one, so that only their bytes are certain."""
     at_least: bool = False
-    """Whether a loop's length is decided by the data: the counts are then those of one step."""
+    """True if the data decide a loop's length. The counts are then those of one iteration."""
 
 
 def all_gather(
     axes: str, devices: int, shard: int, dtype: str = "float32", count: int = 1
 ) -> Expected:
-    """Every device sends each shard but the last one it receives, once: n − 1 shards."""
+    """Every device sends each shard except the last one it receives: n − 1 shards."""
     return Expected("all-gather", tuple(axes), dtype, (devices - 1) * shard, count)
 
 
 def reduce_scatter(
     axes: str, devices: int, operand: int, dtype: str = "float32", count: int = 1
 ) -> Expected:
-    """Every device sends each n-th of its operand but the one it keeps."""
+    """Every device sends each n-th of its operand except the one that it keeps."""
     sent = (devices - 1) * operand // devices
     return Expected("reduce-scatter", tuple(axes), dtype, sent, count)
 
@@ -72,7 +72,7 @@ def reduce_scatter(
 def all_reduce(
     axes: str, devices: int, operand: int, dtype: str = "float32", count: int = 1
 ) -> Expected:
-    """A reduce-scatter, and an all-gather of what it leaves."""
+    """A reduce-scatter, followed by an all-gather of the result."""
     sent = 2 * (devices - 1) * operand // devices
     return Expected("all-reduce", tuple(axes), dtype, sent, count)
 
@@ -80,20 +80,20 @@ def all_reduce(
 def all_to_all(
     axes: str, devices: int, operand: int, dtype: str = "float32", count: int = 1
 ) -> Expected:
-    """An n-th of the operand for every other device."""
+    """Every device sends an n-th of the operand to every other device."""
     sent = (devices - 1) * operand // devices
     return Expected("all-to-all", tuple(axes), dtype, sent, count)
 
 
 def permute(axes: str, operand: int, dtype: str = "float32", count: int = 1) -> Expected:
-    """All of the operand, to one other device."""
+    """Every device sends its whole operand to one other device."""
     return Expected("collective-permute", tuple(axes), dtype, operand, count)
 
 
 def tally(collectives: Iterable[tuple[Key, int]]) -> dict[Key, int]:
-    """How often each of them runs, those that are alike counted together.
+    """Return the executions of each collective, with equal ones added up.
 
-    Three instructions and one that runs three times are the same communication.
+    Three instructions and one instruction that runs three times are the same communication.
     """
     counts: Counter[Key] = Counter()
     for key, count in collectives:
@@ -102,21 +102,21 @@ def tally(collectives: Iterable[tuple[Key, int]]) -> dict[Key, int]:
 
 
 def expected_counts(collectives: Iterable[Expected]) -> dict[Key, int]:
-    """What is expected, as a tally."""
+    """Return the tally of the expected collectives."""
     return tally((collective.key, collective.count) for collective in collectives)
 
 
-def told_counts(collectives: Iterable[Mapping[str, Any]]) -> dict[Key, int]:
-    """What a report's dictionary tells, as a tally."""
+def reported_counts(collectives: Iterable[Mapping[str, Any]]) -> dict[Key, int]:
+    """Return the tally of the collectives in a report's dictionary."""
     return tally(
-        ((one["kind"], tuple(one["axes"]), one["dtype"], one["sent"]), one["count"])
-        for one in collectives
+        ((row["kind"], tuple(row["axes"]), row["dtype"], row["sent"]), row["count"])
+        for row in collectives
     )
 
 
 def totals(counts: Mapping[Key, int]) -> dict[tuple[str, tuple[str, ...], str], int]:
-    """The bytes that each kind sends over each group of axes, whoever is merged with whom."""
-    sums: Counter[tuple[str, tuple[str, ...], str]] = Counter()
+    """Return the bytes of each kind over each group of axes, regardless of merging."""
+    bytes_by_kind: Counter[tuple[str, tuple[str, ...], str]] = Counter()
     for (kind, axes, dtype, sent), count in counts.items():
-        sums[kind, axes, dtype] += sent * count
-    return dict(sums)
+        bytes_by_kind[kind, axes, dtype] += sent * count
+    return dict(bytes_by_kind)

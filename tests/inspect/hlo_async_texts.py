@@ -1,4 +1,4 @@
-"""HLO modules written by hand whose collectives start, let others compute, and are done."""
+"""HLO modules, written by hand, with collectives that start, overlap with compute, and are done."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tests.inspect.expected import (
     permute,
     reduce_scatter,
 )
-from tests.inspect.hlo_texts import DOT, FLAT, GRID, SUM, Found, Text
+from tests.inspect.hlo_texts import DOT, FLAT, GRID, SUM, Text, TextCollective
 
-# A computation and the fusion that calls it have one name, so that "what computes" has one answer.
+# A computation and the fusion that calls it have the same name, so the overlapping one is unique.
 PRODUCT = f"""\
 %product (x: f32[16,16], y: f32[16,16]) -> f32[16,16] {{
   %x = f32[16,16]{{1,0}} parameter(0)
@@ -52,7 +52,7 @@ ENTRY %main (p: f32[16,16], w: f32[16,16]) -> (f32[64,16], f32[16,16]) {{
   ROOT %both = (f32[64,16]{{1,0}}, f32[16,16]{{1,0}}) tuple(%end, %second)
 }}
 """,
-        (Found(all_gather("Y", 4, 1024), asynchronous=True, between=("product",)),),
+        (TextCollective(all_gather("Y", 4, 1024), asynchronous=True, between=("product",)),),
     ),
     Text(
         "all-gather-start and -done",
@@ -71,7 +71,7 @@ replica_groups=[2,4]<=[8], dimensions={{0}}, use_global_device_ids=true
   ROOT %both = (f32[64,16]{{1,0}}, f32[16,16]{{1,0}}) tuple(%all-gather-done, %product)
 }}
 """,
-        (Found(all_gather("Y", 4, 1024), asynchronous=True, between=("product",)),),
+        (TextCollective(all_gather("Y", 4, 1024), asynchronous=True, between=("product",)),),
     ),
     Text(
         "several arrays in one all-gather-start",
@@ -93,7 +93,7 @@ use_global_device_ids=true
   ROOT %all = (f32[64,16]{{1,0}}, f32[32,16]{{1,0}}, f32[16,16]{{1,0}}) tuple(%q, %v, %product)
 }}
 """,
-        (Found(all_gather("Y", 4, 1024 + 512), asynchronous=True, between=("product",)),),
+        (TextCollective(all_gather("Y", 4, 1024 + 512), asynchronous=True, between=("product",)),),
     ),
     Text(
         "all-reduce-start and -done, with nothing between them",
@@ -112,7 +112,7 @@ replica_groups=mesh['axis_0'=8] {{'axis_0'}}, use_global_device_ids=true, to_app
   ROOT %all-reduce-done = f32[16,16]{{1,0}} all-reduce-done(%all-reduce-start)
 }}
 """,
-        (Found(all_reduce("X", 8, 1024), asynchronous=True),),
+        (TextCollective(all_reduce("X", 8, 1024), asynchronous=True),),
     ),
     Text(
         "collective-permute-start and -done, both ways at once",
@@ -140,8 +140,10 @@ f32[16,16]{{1,0:T(8,128)}}) tuple(%from_left, %from_right, %second)
 }}
 """,
         (
-            Found(permute("X", 512, "bfloat16"), asynchronous=True, between=("product", "second")),
-            Found(permute("X", 512, "bfloat16"), asynchronous=True, between=("second",)),
+            TextCollective(
+                permute("X", 512, "bfloat16"), asynchronous=True, between=("product", "second")
+            ),
+            TextCollective(permute("X", 512, "bfloat16"), asynchronous=True, between=("second",)),
         ),
     ),
     Text(
@@ -163,7 +165,7 @@ to_apply=%sum
   ROOT %both = (f32[4,16]{{1,0}}, f32[16,16]{{1,0}}) tuple(%done, %product)
 }}
 """,
-        (Found(reduce_scatter("Y", 4, 1024), asynchronous=True, between=("product",)),),
+        (TextCollective(reduce_scatter("Y", 4, 1024), asynchronous=True, between=("product",)),),
     ),
     Text(
         "async-start and -done of computations",
@@ -198,8 +200,8 @@ tuple(%done.1, %done.2, %product)
 }}
 """,
         (
-            Found(reduce_scatter("Y", 4, 1024), asynchronous=True, between=("product",)),
-            Found(all_to_all("X", 2, 1024), asynchronous=True),
+            TextCollective(reduce_scatter("Y", 4, 1024), asynchronous=True, between=("product",)),
+            TextCollective(all_to_all("X", 2, 1024), asynchronous=True),
         ),
     ),
     Text(
@@ -226,7 +228,7 @@ ENTRY %main (p: f32[16,16], w: f32[16,16]) -> (f32[64,16], f32[16,16]) {{
 calls=%gathered_beside
 }}
 """,
-        (Found(all_gather("Y", 4, 1024), asynchronous=True, between=("product",)),),
+        (TextCollective(all_gather("Y", 4, 1024), asynchronous=True, between=("product",)),),
     ),
     Text(
         "under way while a loop runs",
@@ -266,6 +268,6 @@ backend_config={{"known_trip_count":{{"n":"4"}}}}
   ROOT %both = (f32[128,16]{{1,0}}, f32[16,16]{{1,0}}) tuple(%done, %last)
 }}
 """,
-        (Found(all_gather("X", 8, 1024), asynchronous=True, between=("loop",)),),
+        (TextCollective(all_gather("X", 8, 1024), asynchronous=True, between=("loop",)),),
     ),
 )

@@ -1,9 +1,9 @@
-"""HLO modules written by hand with loops, branches, and two ways of naming the user's line."""
+"""HLO modules, written by hand, with loops, branches, and two forms of source locations."""
 
 from __future__ import annotations
 
 from tests.inspect.expected import all_reduce, permute
-from tests.inspect.hlo_texts import FLAT, SUM, Found, Text
+from tests.inspect.hlo_texts import FLAT, SUM, Text, TextCollective
 
 PAIRS = "{{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}}"
 
@@ -16,10 +16,10 @@ def _loop(
     direction: str = "LT",
     config: str = "",
     fused: bool = False,
-    flipped: bool = False,
+    constant_first: bool = False,
 ) -> str:
-    """A loop with a permute in its body, and a condition in one of its spellings."""
-    operands = "%limit, %j" if flipped else "%j, %limit"
+    """Return a loop with a permute in its body, and with a given form of its condition."""
+    operands = "%limit, %j" if constant_first else "%j, %limit"
     test = f"compare({operands}), direction={direction}"
     if fused:
         test = f"fusion({operands}), kind=kLoop, calls=%compared"
@@ -61,8 +61,8 @@ ENTRY %main (p: f32[16,16], m: s32[]) -> f32[16,16] {{
 """
 
 
-def _times(count: int) -> tuple[Found, ...]:
-    return (Found(permute("X", 1024, count=count)),)
+def _permutes(count: int) -> tuple[TextCollective, ...]:
+    return (TextCollective(permute("X", 1024, count=count)),)
 
 
 NO_LIMIT = "get-tuple-element(%t), index=2"
@@ -70,7 +70,10 @@ KNOWN = ', backend_config={"known_trip_count":{"n":"9"}}'
 
 LOOPS = (
     Text(
-        "a loop whose length is written at it", FLAT, _loop(limit=NO_LIMIT, config=KNOWN), _times(9)
+        "a loop whose length is written at it",
+        FLAT,
+        _loop(limit=NO_LIMIT, config=KNOWN),
+        _permutes(9),
     ),
     Text(
         "a loop whose length is written among other things",
@@ -81,30 +84,30 @@ LOOPS = (
             '"known_induction_variable":{"tuple_index":"0"},'
             '"known_init_step":{"init":"0","step":"1"},"known_trip_count":{"n":"12"}}',
         ),
-        _times(12),
+        _permutes(12),
     ),
-    Text("a loop up to a constant", FLAT, _loop(), _times(7)),
-    Text("a loop up to and with a constant", FLAT, _loop(direction="LE"), _times(8)),
-    Text("a loop whose test is a fusion", FLAT, _loop(fused=True), _times(7)),
-    Text("a loop that begins at 3", FLAT, _loop(begin=3), _times(4)),
-    Text("a loop in steps of two", FLAT, _loop(step=2), _times(4)),
+    Text("a loop up to a constant", FLAT, _loop(), _permutes(7)),
+    Text("a loop up to and with a constant", FLAT, _loop(direction="LE"), _permutes(8)),
+    Text("a loop whose test is a fusion", FLAT, _loop(fused=True), _permutes(7)),
+    Text("a loop that begins at 3", FLAT, _loop(begin=3), _permutes(4)),
+    Text("a loop in steps of two", FLAT, _loop(step=2), _permutes(4)),
     Text(
         "a loop that counts down",
         FLAT,
         _loop(begin=5, step=-1, limit="constant(0)", direction="GT"),
-        _times(5),
+        _permutes(5),
     ),
     Text(
         "a loop whose test has the constant first",
         FLAT,
-        _loop(direction="GT", flipped=True),
-        _times(7),
+        _loop(direction="GT", constant_first=True),
+        _permutes(7),
     ),
     Text(
         "a loop up to what the data say",
         FLAT,
         _loop(limit=NO_LIMIT),
-        (Found(permute("X", 1024), at_least=True),),
+        (TextCollective(permute("X", 1024), at_least=True),),
     ),
     Text(
         "a loop in a loop",
@@ -139,7 +142,7 @@ ENTRY %main (p: f32[16,16]) -> (s32[], f32[16,16]) {{
 backend_config={{"known_trip_count":{{"n":"3"}}}}
 }}
 """,
-        _times(12),
+        _permutes(12),
     ),
     Text(
         "a branch that may be taken",
@@ -166,7 +169,7 @@ false_computation=%kept
   ROOT %both = (f32[16,16]{{1,0}}, f32[16,16]{{1,0}}) tuple(%either, %one)
 }}
 """,
-        _times(2),
+        _permutes(2),
     ),
 )
 
@@ -184,7 +187,7 @@ replica_groups={{{{0,1,2,3,4,5,6,7}}}}, use_global_device_ids=true, to_apply=%su
 """
 
 
-# A frame's parent is written one higher than the frame's number; 1 is nobody.
+# The parent's ID is the frame's number plus one, and 1 means no parent.
 TABLES = """
 FileNames
 1 "/home/user/train.py"
@@ -209,8 +212,8 @@ StackFrames
 """
 
 
-def _from(source: str | None, *scopes: str) -> tuple[Found, ...]:
-    return (Found(all_reduce("X", 8, 1024), source=source, scopes=scopes),)
+def _all_reduce_from(source: str | None, *scopes: str) -> tuple[TextCollective, ...]:
+    return (TextCollective(all_reduce("X", 8, 1024), source=source, scopes=scopes),)
 
 
 SOURCES = (
@@ -222,7 +225,7 @@ SOURCES = (
             'source_file="/home/user/my model.py" source_line=17 source_end_line=17 '
             "source_column=8 source_end_column=20}"
         ),
-        _from("/home/user/my model.py:17", "attention", "scores"),
+        _all_reduce_from("/home/user/my model.py:17", "attention", "scores"),
     ),
     Text(
         "the line is in the tables",
@@ -230,14 +233,21 @@ SOURCES = (
         _located(
             'metadata={op_name="jit(step)/transpose(jvp(attention))/psum" stack_frame_id=2}', TABLES
         ),
-        _from("/home/user/model.py:41", "attention"),
+        _all_reduce_from("/home/user/model.py:41", "attention"),
     ),
     Text(
         "the innermost line is JAX's own: the user's is its caller's",
         FLAT,
         _located('metadata={op_name="jit(step)/checkpoint/psum" stack_frame_id=3}', TABLES),
-        _from("/home/user/model.py:41"),
+        _all_reduce_from("/home/user/model.py:41"),
     ),
-    Text("no line is written", FLAT, _located('metadata={op_name="jit(step)/psum"}'), _from(None)),
-    Text("no metadata at all", FLAT, _located('frontend_attributes={a="b"}'), _from(None)),
+    Text(
+        "no line is written",
+        FLAT,
+        _located('metadata={op_name="jit(step)/psum"}'),
+        _all_reduce_from(None),
+    ),
+    Text(
+        "no metadata at all", FLAT, _located('frontend_attributes={a="b"}'), _all_reduce_from(None)
+    ),
 )

@@ -1,7 +1,7 @@
-"""Small HLO modules written by hand in the spellings that compilers use, with what they mean.
+"""Small HLO modules in the forms that compilers write, with their meaning.
 
-How a module spells its device groups, its asynchronous collectives, its loops and its source lines
-differs between compilers and their versions; what it communicates does not.
+Device groups, asynchronous collectives, loops and source lines have different forms in different
+compilers and versions. Their meaning is the same.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from tests.inspect.expected import (
 
 
 @dataclass(frozen=True)
-class Found:
-    """A collective that the text has, and what the text says of it besides."""
+class TextCollective:
+    """A collective of the text, with its other properties in the text."""
 
     collective: Expected
     at_least: bool = False
     source: str | None = None
-    """None where the text does not say."""
+    """The source line, or None if the text has none."""
     scopes: tuple[str, ...] = ()
     asynchronous: bool = False
     between: tuple[str, ...] = ()
-    """What computes while it is under way, in the order of the text."""
+    """The operations that overlap with the collective, in the order of the text."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A module, the mesh whose devices it numbers row by row, and what it communicates."""
+    """A module, its mesh with devices numbered row by row, and its communication."""
 
     name: str
     mesh: Mapping[str, int]
     module: str
-    collectives: tuple[Found, ...]
+    collectives: tuple[TextCollective, ...]
 
 
 FLAT = {"X": 8}
@@ -58,8 +58,8 @@ SUM = """\
 DOT = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 
 
-def _reduced(groups: str) -> str:
-    """A module that reduces a kilobyte within the groups."""
+def _reduce_module(groups: str) -> str:
+    """Return a module that reduces a kilobyte within the groups."""
     return f"""\
 HloModule reduced, is_scheduled=true, num_partitions=8
 
@@ -73,12 +73,14 @@ use_global_device_ids=true, to_apply=%sum
 
 
 def _groups(groups: str, mesh: Mapping[str, int], axes: str, devices: int) -> Text:
-    collectives = (Found(all_reduce(axes, devices, 1024)),)
-    return Text(f"groups {groups} on {tuple(mesh.values())}", mesh, _reduced(groups), collectives)
+    collectives = (TextCollective(all_reduce(axes, devices, 1024)),)
+    return Text(
+        f"groups {groups} on {tuple(mesh.values())}", mesh, _reduce_module(groups), collectives
+    )
 
 
 GROUPS = (
-    # Written out.
+    # Explicit lists.
     _groups("{{0,1,2,3,4,5,6,7}}", FLAT, "X", 8),
     _groups("{{0,1,2,3,4,5,6,7}}", GRID, "XY", 8),
     _groups("{{0,1,2,3},{4,5,6,7}}", GRID, "Y", 4),
@@ -86,27 +88,28 @@ GROUPS = (
     _groups("{{0,4,1,5},{2,6,3,7}}", CUBE, "XZ", 4),
     _groups("{{4,0},{5,1},{6,2},{7,3}}", GRID, "X", 2),
     _groups("{}", GRID, "XY", 8),
-    # Counted: so many groups of so many, of all numbers in a shape, its dimensions exchanged.
+    # Iota form: the number and size of the groups, of all numbers in a shape with permuted
+    # dimensions.
     _groups("[2,4]<=[8]", GRID, "Y", 4),
     _groups("[1,8]<=[8]", FLAT, "X", 8),
     _groups("[4,2]<=[2,4]T(1,0)", GRID, "X", 2),
     _groups("[2,4]<=[4,2]T(1,0)", TALL, "X", 4),
     _groups("[4,2]<=[2,2,2]T(0,2,1)", CUBE, "Y", 2),
     _groups("[2,4]<=[2,2,2]T(1,0,2)", CUBE, "XZ", 4),
-    # MeshAxes of a mesh, which need not be the user's: only the devices tell which axes are meant.
+    # Axes of another mesh than the user's. Only the devices determine the user's axes.
     _groups("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", GRID, "Y", 4),
     _groups("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", GRID, "X", 2),
     _groups("mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1'}", GRID, "XY", 8),
     _groups("mesh['axis_0'=8,'axis_1'=1] {'axis_0'}", GRID, "XY", 8),
     _groups("mesh['Y'=2,'X'=4] {'X'}", GRID, "Y", 4),
     _groups("mesh['a'=2,'b'=2,'c'=2] {'a','c'}", CUBE, "XZ", 4),
-    # A part of an axis: 'a':(m)k is k devices, with m of the axis's parts to the left of it.
+    # A part of an axis: 'a':(m)k is k devices, with m parts of the axis to its left.
     _groups("mesh['a'=8] {'a':(2)4}", GRID, "Y", 4),
     _groups("mesh['a'=8] {'a':(1)2}", GRID, "X", 2),
     _groups("mesh['a'=8] {'a':(2)2}", CUBE, "Y", 2),
     _groups("mesh['a'=8] {'a':(1)2,'a':(4)2}", CUBE, "XZ", 4),
     _groups("mesh['a'=2,'b'=4] {'a','b':(2)2}", CUBE, "XZ", 4),
-    # Devices in another order: a list, or numbers in a shape whose dimensions are exchanged.
+    # Devices in another order: a list, or numbers in a shape with permuted dimensions.
     _groups("mesh['a'=2,'b'=4], device_ids=(0,2,4,6,1,3,5,7) {'b'}", TALL, "X", 4),
     _groups("mesh['a'=2,'b'=4], device_ids=(0,2,4,6,1,3,5,7) {'a'}", TALL, "Y", 2),
     _groups("mesh['a'=4,'b'=2,'c'=1], device_ids=([2,4]T(1,0)) {'b'}", GRID, "X", 2),
@@ -146,10 +149,10 @@ replica_groups={{{{0,1,2,3}},{{4,5,6,7}}}}
 }}
 """,
         (
-            Found(all_gather("Y", 4, 1024)),
-            Found(reduce_scatter("Y", 4, 1024)),
-            Found(permute("X", 1024)),
-            Found(all_to_all("Y", 4, 1024)),
+            TextCollective(all_gather("Y", 4, 1024)),
+            TextCollective(reduce_scatter("Y", 4, 1024)),
+            TextCollective(permute("X", 1024)),
+            TextCollective(all_to_all("Y", 4, 1024)),
         ),
     ),
     Text(
@@ -164,7 +167,7 @@ ENTRY %main (p: bf16[8,32]) -> bf16[8,32] {
 replica_groups=[1,8]<=[8], dimensions={0}
 }
 """,
-        (Found(all_to_all("X", 8, 512, "bfloat16")),),
+        (TextCollective(all_to_all("X", 8, 512, "bfloat16")),),
     ),
     Text(
         "several arrays in one all-reduce",
@@ -181,7 +184,7 @@ ENTRY %main (p: f32[16,16], q: f32[8], r: f32[]) -> (f32[16,16], f32[8], f32[]) 
 replica_groups=mesh['axis_0'=8] {{'axis_0'}}, use_global_device_ids=true, to_apply=%sum
 }}
 """,
-        (Found(all_reduce("X", 8, 1024 + 32 + 4)),),
+        (TextCollective(all_reduce("X", 8, 1024 + 32 + 4)),),
     ),
     Text(
         "operands with their types",
@@ -196,7 +199,7 @@ ENTRY %main (p: f32[16,16]) -> f32[16,16] {{
 replica_groups={{{{0,1,2,3,4,5,6,7}}}}, use_global_device_ids=true, to_apply=%sum
 }}
 """,
-        (Found(all_reduce("X", 8, 1024)),),
+        (TextCollective(all_reduce("X", 8, 1024)),),
     ),
     Text(
         "several arrays in one permute",
@@ -211,12 +214,12 @@ ENTRY %main (p: f32[16,16], q: f32[8]) -> (f32[16,16], f32[8]) {
 channel_id=1, source_target_pairs={{0,1},{2,3}}
 }
 """,
-        (Found(permute("X", 1024 + 32)),),
+        (TextCollective(permute("X", 1024 + 32)),),
     ),
     Text(
         "groups of one device say nothing to anybody",
         FLAT,
-        _reduced("{{0},{1},{2},{3},{4},{5},{6},{7}}"),
+        _reduce_module("{{0},{1},{2},{3},{4},{5},{6},{7}}"),
         (),
     ),
     Text(
@@ -252,7 +255,7 @@ ENTRY %main (q: f32[16,16]) -> f32[16,16] {{
   ROOT %twice = f32[16,16]{{1,0}} call(%once), to_apply=%inner
 }}
 """,
-        (Found(all_reduce("X", 8, 1024, count=2)),),
+        (TextCollective(all_reduce("X", 8, 1024, count=2)),),
     ),
     Text(
         "words that look like collectives and are none",

@@ -1,7 +1,7 @@
-"""The table of small programs whose communication is known by theory.
+"""The table of small programs with known communication.
 
-Each row was derived before it was compiled, from the layouts and the ring algorithm alone. Where
-XLA for CPU devices does otherwise, the row says what it does and why.
+Each row was derived from the shardings and the ring algorithm before it was compiled. If XLA for
+CPU devices does otherwise, the row states the difference and the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.inspect.transformed_programs import TRANSFORMED
 PROGRAMS: tuple[Program, ...] = (*MAPPED, *JITTED, *LOOPED, *TRANSFORMED, *TRAINING)
 
 
-def known(name: str) -> Program:
-    """The program of that name."""
+def program_named(name: str) -> Program:
+    """Return the program of that name."""
     (program,) = (program for program in PROGRAMS if program.name == name)
     return program

@@ -1,4 +1,4 @@
-"""Collectives in loops and branches: how often they run in one call is part of the answer."""
+"""Collectives in loops and branches, with their number of executions in one call."""
 
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.inspect.expected import (
-    Built,
     Program,
+    ProgramCall,
     all_gather,
     all_reduce,
     all_to_all,
@@ -23,25 +23,25 @@ from tests.inspect.meshes import mapped, mesh_of, shape_on
 
 GRID = P("X", "Y")
 SHARD = 32 * 32 * 4
-RING = [(here, (here + 1) % 4) for here in range(4)]
+RING = [(source, (source + 1) % 4) for source in range(4)]
 
 
-def _summed(x: jax.Array) -> jax.Array:
-    """Depends on x, so that no loop can do without it or move it out; varies as x does."""
+def _add_psum(x: jax.Array) -> jax.Array:
+    """Depend on x, so that no loop can drop the sum or move it out. The result varies like x."""
     return jnp.tanh(x + lax.psum(x, "Y"))
 
 
-def _hop(x: jax.Array) -> jax.Array:
+def _permute_once(x: jax.Array) -> jax.Array:
     return jnp.tanh(lax.ppermute(x, "Y", RING))
 
 
 def _scan(x: jax.Array) -> jax.Array:
-    return lax.scan(lambda c, _: (_summed(c), None), x, length=5)[0]
+    return lax.scan(lambda c, _: (_add_psum(c), None), x, length=5)[0]
 
 
 def _nested_scan(x: jax.Array) -> jax.Array:
     def outer(c: jax.Array, _: None) -> tuple[jax.Array, None]:
-        return lax.scan(lambda d, _: (_hop(d), None), _summed(c), length=4)[0], None
+        return lax.scan(lambda d, _: (_permute_once(d), None), _add_psum(c), length=4)[0], None
 
     return lax.scan(outer, x, length=3)[0]
 
@@ -55,34 +55,34 @@ def _scan_of_unused_gathers(x: jax.Array) -> jax.Array:
 
 
 def _unrolled_scan(x: jax.Array) -> jax.Array:
-    return lax.scan(lambda c, _: (_hop(c), None), x, length=6, unroll=2)[0]
+    return lax.scan(lambda c, _: (_permute_once(c), None), x, length=6, unroll=2)[0]
 
 
 def _fori(x: jax.Array) -> jax.Array:
-    return lax.fori_loop(0, 7, lambda _, c: _hop(c), x)
+    return lax.fori_loop(0, 7, lambda _, c: _permute_once(c), x)
 
 
 def _fori_from_three(x: jax.Array) -> jax.Array:
-    return lax.fori_loop(3, 9, lambda i, c: _hop(c + i), x)
+    return lax.fori_loop(3, 9, lambda i, c: _permute_once(c + i), x)
 
 
 def _while_by_twos(x: jax.Array) -> jax.Array:
     state = (jnp.int32(0), x)
-    return lax.while_loop(lambda s: s[0] < 11, lambda s: (s[0] + 2, _hop(s[1])), state)[1]
+    return lax.while_loop(lambda s: s[0] < 11, lambda s: (s[0] + 2, _permute_once(s[1])), state)[1]
 
 
 def _while_down(x: jax.Array) -> jax.Array:
     state = (jnp.int32(8), x)
-    return lax.while_loop(lambda s: s[0] > 0, lambda s: (s[0] - 1, _hop(s[1])), state)[1]
+    return lax.while_loop(lambda s: s[0] > 0, lambda s: (s[0] - 1, _permute_once(s[1])), state)[1]
 
 
 def _while_by_data(x: jax.Array) -> jax.Array:
-    # The test asks all devices, so they agree; it is no part of the body.
+    # All devices take part in the test, so they agree. The test is not part of the body.
     def unfinished(state: tuple[jax.Array, jax.Array]) -> jax.Array:
         return state[1] > 1.0
 
     def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        x = _hop(state[0])
+        x = _permute_once(state[0])
         return x, lax.pmax(jnp.abs(x).max(), ("X", "Y"))
 
     return lax.while_loop(unfinished, step, (x, jnp.float32(2.0)))[0]
@@ -97,21 +97,21 @@ def _scan_in_while_by_data(x: jax.Array) -> jax.Array:
 
 
 def _cond(x: jax.Array) -> jax.Array:
-    full = lax.pmax(x.max(), ("X", "Y")) > 0
-    return lax.cond(full, _hop, jnp.sin, x)
+    any_positive = lax.pmax(x.max(), ("X", "Y")) > 0
+    return lax.cond(any_positive, _permute_once, jnp.sin, x)
 
 
 def _cond_in_scan(x: jax.Array) -> jax.Array:
     def step(c: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
-        return lax.cond(index % 2 == 0, _hop, jnp.sin, c), None
+        return lax.cond(index % 2 == 0, _permute_once, jnp.sin, c), None
 
     return lax.scan(step, x, jnp.arange(6))[0]
 
 
 def _map(x: jax.Array) -> jax.Array:
     rows = x.reshape(4, 8, 32)
-    swapped = lax.map(lambda part: lax.all_to_all(part, "Y", 0, 1, tiled=True), rows)
-    return swapped.reshape(32, 32)
+    exchanged = lax.map(lambda part: lax.all_to_all(part, "Y", 0, 1, tiled=True), rows)
+    return exchanged.reshape(32, 32)
 
 
 def _scatter_in_scan(x: jax.Array) -> jax.Array:
@@ -122,12 +122,12 @@ def _scatter_in_scan(x: jax.Array) -> jax.Array:
     return lax.scan(step, x, length=2)[0]
 
 
-def _layers_with_auto_axes() -> Built:
+def _layers_with_auto_axes() -> ProgramCall:
     mesh = mesh_of((2, 4))
 
     def layers(x: jax.Array, stack: jax.Array) -> jax.Array:
         def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
-            # x[B_X, D_Y] · w[D_Y, D] is summed over Y, and cut again for the next layer.
+            # x[B_X, D_Y] · w[D_Y, D] is summed over Y, and sharded again for the next layer.
             total = lax.with_sharding_constraint(x @ w, NamedSharding(mesh, P("X")))
             return lax.with_sharding_constraint(jnp.tanh(total), NamedSharding(mesh, GRID)), None
 
@@ -137,7 +137,7 @@ def _layers_with_auto_axes() -> Built:
         shape_on(mesh, (64, 128), GRID),
         shape_on(mesh, (5, 128, 128), P(None, "Y")),
     )
-    return Built(jax.jit(layers, out_shardings=NamedSharding(mesh, GRID)), arguments, mesh)
+    return ProgramCall(jax.jit(layers, out_shardings=NamedSharding(mesh, GRID)), arguments, mesh)
 
 
 LOOPED = (
@@ -147,7 +147,7 @@ LOOPED = (
         mapped((2, 4), _nested_scan, GRID),
         (all_reduce("Y", 4, SHARD, count=3), permute("Y", SHARD, count=12)),
     ),
-    # The sums of the gathered rows go nowhere, and XLA drops what nobody needs.
+    # The sums of the gathered rows are unused, so XLA drops them.
     Program(
         "scan whose gathers nobody needs",
         mapped((2, 4), _scan_of_unused_gathers, GRID),
@@ -196,7 +196,7 @@ LOOPED = (
         (all_reduce("Y", 4, SHARD, count=5), all_reduce("XY", 8, 4)),
         at_least=True,
     ),
-    # Whether the branch is taken is not known: it counts as taken.
+    # An unknown branch counts as taken.
     Program(
         "cond, one branch",
         mapped((2, 4), _cond, GRID),

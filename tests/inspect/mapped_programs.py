@@ -1,6 +1,6 @@
-"""Every kind of collective, written out in `shard_map`, on meshes whose groups are strided or not.
+"""Every kind of collective in `shard_map`, on meshes with contiguous and strided groups.
 
-The arrays are (64, 128); a shard's bytes stand in the table as rows × columns × bytes.
+The arrays are (64, 128). The table gives a shard's bytes as rows × columns × bytes.
 """
 
 # mypy: disable-error-code="no-any-return, no-untyped-call"
@@ -25,8 +25,8 @@ from tests.inspect.meshes import mapped
 FLAT = P("X")
 GRID = P("X", "Y")
 CUBE = P(("X", "Y"), "Z")
-RING_4 = [(here, (here + 1) % 4) for here in range(4)]
-RING_8 = [(here, (here + 1) % 8) for here in range(8)]
+RING_4 = [(source, (source + 1) % 4) for source in range(4)]
+RING_8 = [(source, (source + 1) % 8) for source in range(8)]
 
 
 def _tree(x: jax.Array) -> dict[str, jax.Array]:
@@ -135,7 +135,7 @@ SUMS = (
     ),
 )
 
-MOVES = (
+TRANSFERS = (
     Program(
         "all_gather, tiled",
         mapped((8,), lambda x: lax.all_gather(x, "X", tiled=True), FLAT),
@@ -222,7 +222,7 @@ MOVES = (
             (2, 4),
             lambda x: (
                 lax.ppermute(x[:8], "Y", RING_4),
-                lax.ppermute(x[8:], "Y", [(there, here) for here, there in RING_4]),
+                lax.ppermute(x[8:], "Y", [(target, source) for source, target in RING_4]),
             ),
             GRID,
         ),
@@ -338,4 +338,4 @@ SILENT = (
     ),
 )
 
-MAPPED = (*SUMS, *MOVES, *TYPES, *SILENT)
+MAPPED = (*SUMS, *TRANSFERS, *TYPES, *SILENT)

@@ -1,7 +1,7 @@
-"""`communication` tells of every known program what theory says: kinds, axes, types, bytes, counts.
+"""`communication` reports the known programs' kinds, axes, types, bytes and counts.
 
-And whatever it is given of a program, a function, a lowered or a compiled one, arrays or their
-shapes, the answer is the same.
+The result is the same for a function, a lowered or a compiled program, and for arrays or their
+shapes.
 """
 
 # mypy: disable-error-code="no-any-return, no-untyped-call"
@@ -23,29 +23,29 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.inspect import communication
 from tests.inspect.expected import (
-    Built,
     Program,
+    ProgramCall,
     all_reduce,
     expected_counts,
-    told_counts,
+    reported_counts,
     totals,
 )
-from tests.inspect.known_programs import PROGRAMS, known
+from tests.inspect.known_programs import PROGRAMS, program_named
 from tests.inspect.meshes import mesh_of, shape_on
 
-RING = [(here, (here + 1) % 4) for here in range(4)]
+RING = [(source_device, (source_device + 1) % 4) for source_device in range(4)]
 
 
-def collectives(built: Built) -> list[dict[str, Any]]:
-    report = communication(built.function, *built.arguments, mesh=built.mesh)
+def collectives(program_call: ProgramCall) -> list[dict[str, Any]]:
+    report = communication(program_call.function, *program_call.arguments, mesh=program_call.mesh)
     results: list[dict[str, Any]] = report.to_dict()["collectives"]
     return results
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_what_a_program_sends_is_what_theory_says(program: Program) -> None:
+def test_a_program_sends_the_expected_collectives(program: Program) -> None:
     results = collectives(program.build())
-    counts, expected = told_counts(results), expected_counts(program.expected)
+    counts, expected = reported_counts(results), expected_counts(program.expected)
     if program.merged:
         assert totals(counts) == totals(expected)
     else:
@@ -61,51 +61,51 @@ def test_programs_are_many_and_differ_in_name() -> None:
     assert len(set(names)) == len(names)
 
 
-# Where they come from ---------------------------------------------------------------------------
+# Source lines -----------------------------------------------------------------------------------
 
 
 def line_of(marker: str) -> str:
-    """`file.py:LINE` of this file's one line that ends in a comment with the marker."""
+    """Return `file.py:LINE` of this file's only line that ends in a comment with the marker."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    (number,) = (n for n, line in enumerate(lines, 1) if line.endswith(f"# {marker}"))
-    return f"{Path(__file__).name}:{number}"
+    (line_number,) = (n for n, line in enumerate(lines, 1) if line.endswith(f"# {marker}"))
+    return f"{Path(__file__).name}:{line_number}"
 
 
-def summed(x: jax.Array) -> jax.Array:
+def sum_over_y(x: jax.Array) -> jax.Array:
     return lax.psum(x, "Y")  # the sum
 
 
-def gathered_then_summed(x: jax.Array) -> jax.Array:
-    total = lax.all_gather(x, "X", tiled=True)  # the gather
-    return summed(jnp.tanh(total)) * 2
+def gather_then_sum(x: jax.Array) -> jax.Array:
+    gathered = lax.all_gather(x, "X", tiled=True)  # the gather
+    return sum_over_y(jnp.tanh(gathered)) * 2
 
 
 def in_a_scan(x: jax.Array) -> jax.Array:
     def step(c: jax.Array, _: None) -> tuple[jax.Array, None]:
-        moved = lax.ppermute(c, "Y", RING)  # the hop
-        return jnp.sin(moved), None
+        permuted = lax.ppermute(c, "Y", RING)  # the hop
+        return jnp.sin(permuted), None
 
     return lax.scan(step, x, length=3)[0]
 
 
 def differentiated(x: jax.Array) -> jax.Array:
     def loss(x: jax.Array) -> jax.Array:
-        total = lax.all_gather(x, "Y", tiled=True)  # the gather whose gradient scatters
-        return jnp.sin(total).sum()
+        gathered = lax.all_gather(x, "Y", tiled=True)  # the gather whose gradient scatters
+        return jnp.sin(gathered).sum()
 
     return jax.grad(loss)(x)
 
 
-def on_a_grid(body: Callable[[jax.Array], jax.Array]) -> Built:
+def on_a_grid(body: Callable[[jax.Array], jax.Array]) -> ProgramCall:
     mesh = mesh_of((2, 4))
     mapped = jax.shard_map(body, mesh=mesh, in_specs=P("X", "Y"), out_specs=P("X", "Y"))
-    return Built(mapped, (shape_on(mesh, (64, 128), P("X", "Y")),), mesh)
+    return ProgramCall(mapped, (shape_on(mesh, (64, 128), P("X", "Y")),), mesh)
 
 
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (gathered_then_summed, {"all-gather": "the gather", "all-reduce": "the sum"}),
+        (gather_then_sum, {"all-gather": "the gather", "all-reduce": "the sum"}),
         (in_a_scan, {"collective-permute": "the hop"}),
         (
             differentiated,
@@ -129,13 +129,13 @@ def test_a_collective_comes_from_the_line_that_calls_it(
 def test_a_collective_of_a_sharding_comes_from_the_line_that_needs_it() -> None:
     mesh = mesh_of((2, 4))
 
-    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
         y = x @ w  # the product
         return jnp.tanh(y)
 
-    function = jax.jit(product, out_shardings=NamedSharding(mesh, P("X")))
+    function = jax.jit(matmul, out_shardings=NamedSharding(mesh, P("X")))
     x, w = shape_on(mesh, (64, 128), P("X", "Y")), shape_on(mesh, (128, 64), P("Y"))
-    (results,) = collectives(Built(function, (x, w), mesh))
+    (results,) = collectives(ProgramCall(function, (x, w), mesh))
     assert results["source"].endswith(f"/{line_of('the product')}")
 
 
@@ -155,7 +155,7 @@ def test_name_scopes_are_reported() -> None:
     assert all("block_3" in scope for scope in scopes.values())
 
 
-def test_a_gradient_keeps_the_scope_of_what_it_differentiates() -> None:
+def test_a_gradient_keeps_the_scope_of_the_differentiated_operation() -> None:
     def body(x: jax.Array) -> jax.Array:
         def loss(x: jax.Array) -> jax.Array:
             with jax.named_scope("attention"):
@@ -168,9 +168,9 @@ def test_a_gradient_keeps_the_scope_of_what_it_differentiates() -> None:
     assert all("attention" in collective["scope"] for collective in results)
 
 
-# The same, whatever of it is given --------------------------------------------------------------
+# The forms of a program -------------------------------------------------------------------------
 
-VARIED = [
+EXAMPLES = [
     "psum, outer axes of three, named in the other order",
     "bfloat16: all_gather",
     "jit: bfloat16 contraction",
@@ -179,51 +179,55 @@ VARIED = [
 ]
 
 
-def jitted(built: Built) -> Any:
-    return built.function if hasattr(built.function, "lower") else jax.jit(built.function)
+def jitted(program_call: ProgramCall) -> Any:
+    return (
+        program_call.function
+        if hasattr(program_call.function, "lower")
+        else jax.jit(program_call.function)
+    )
 
 
-@pytest.mark.parametrize("name", VARIED)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_jitted_and_lowered_programs_are_reported_as_the_function_is(name: str) -> None:
-    program = known(name)
-    built = program.build()
-    lowered = jitted(built).lower(*built.arguments)
-    for candidate in (jitted(built), built.function):
-        report = communication(candidate, *built.arguments, mesh=built.mesh)
-        assert told_counts(report.to_dict()["collectives"]) == expected_counts(program.expected)
-    of_lowered = communication(lowered, mesh=built.mesh).to_dict()["collectives"]
-    assert told_counts(of_lowered) == expected_counts(program.expected)
+    program = program_named(name)
+    program_call = program.build()
+    lowered = jitted(program_call).lower(*program_call.arguments)
+    for candidate in (jitted(program_call), program_call.function):
+        report = communication(candidate, *program_call.arguments, mesh=program_call.mesh)
+        assert reported_counts(report.to_dict()["collectives"]) == expected_counts(program.expected)
+    lowered_report = communication(lowered, mesh=program_call.mesh).to_dict()["collectives"]
+    assert reported_counts(lowered_report) == expected_counts(program.expected)
 
 
-# A program that is compiled already for CPU devices has lost what was bfloat16 in it.
-@pytest.mark.parametrize("name", [name for name in VARIED if "bfloat16" not in name])
+# A program compiled for CPU devices has lost its bfloat16 types.
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if "bfloat16" not in name])
 def test_a_compiled_program_is_reported_as_the_function_is(name: str) -> None:
-    program = known(name)
-    built = program.build()
-    compiled = jitted(built).lower(*built.arguments).compile()
-    results = communication(compiled, mesh=built.mesh).to_dict()["collectives"]
-    assert told_counts(results) == expected_counts(program.expected)
+    program = program_named(name)
+    program_call = program.build()
+    compiled = jitted(program_call).lower(*program_call.arguments).compile()
+    results = communication(compiled, mesh=program_call.mesh).to_dict()["collectives"]
+    assert reported_counts(results) == expected_counts(program.expected)
 
 
-@pytest.mark.parametrize("name", VARIED)
-def test_the_mesh_is_found_in_the_arguments(name: str) -> None:
-    program = known(name)
-    built = program.build()
-    report = communication(built.function, *built.arguments)
-    assert told_counts(report.to_dict()["collectives"]) == expected_counts(program.expected)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_mesh_is_taken_from_the_arguments(name: str) -> None:
+    program = program_named(name)
+    program_call = program.build()
+    report = communication(program_call.function, *program_call.arguments)
+    assert reported_counts(report.to_dict()["collectives"]) == expected_counts(program.expected)
 
 
-@pytest.mark.parametrize("name", VARIED)
-def test_arrays_do_as_well_as_their_shapes(name: str) -> None:
-    program = known(name)
-    built = program.build()
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_arrays_give_the_same_report_as_their_shapes(name: str) -> None:
+    program = program_named(name)
+    program_call = program.build()
     rng = np.random.default_rng(0)
     arrays = [
         jax.device_put(rng.normal(size=a.shape).astype(a.dtype), a.sharding)
-        for a in built.arguments
+        for a in program_call.arguments
     ]
-    report = communication(built.function, *arrays, mesh=built.mesh)
-    assert told_counts(report.to_dict()["collectives"]) == expected_counts(program.expected)
+    report = communication(program_call.function, *arrays, mesh=program_call.mesh)
+    assert reported_counts(report.to_dict()["collectives"]) == expected_counts(program.expected)
 
 
 def test_arguments_may_be_trees() -> None:
@@ -236,10 +240,10 @@ def test_arguments_may_be_trees() -> None:
     weights = {"w": shape_on(mesh, (128, 32), P())}
     batch = {"x": shape_on(mesh, (64, 128), P("X"))}
     report = communication(function, weights, batch, mesh=mesh)
-    assert told_counts(report.to_dict()["collectives"]) == {all_reduce("X", 8, 4).key: 1}
+    assert reported_counts(report.to_dict()["collectives"]) == {all_reduce("X", 8, 4).key: 1}
 
 
-def test_nothing_is_run(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_program_is_not_run(capfd: pytest.CaptureFixture[str]) -> None:
     def body(x: jax.Array) -> jax.Array:
         jax.debug.print("this program ran")
         return lax.psum(x, "Y")
@@ -250,15 +254,15 @@ def test_nothing_is_run(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_mesh_larger_than_the_machine_needs_only_shapes() -> None:
-    # x[B_X, D_Y] · w[D_Y, F] on 256 devices: a (16, 128) term on each, summed over 16 of them.
+    # x[B_X, D_Y] · w[D_Y, F] on 256 devices: each has a (16, 128) term, summed over 16 of them.
     mesh = AbstractMesh((16, 16), ("X", "Y"), (AxisType.Auto, AxisType.Auto))
     shape = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     x = shape((256, 512), sharding=NamedSharding(mesh, P("X", "Y")))
     w = shape((512, 128), sharding=NamedSharding(mesh, P("Y")))
 
-    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
         return x @ w
 
-    function = jax.jit(product, out_shardings=NamedSharding(mesh, P("X")))
+    function = jax.jit(matmul, out_shardings=NamedSharding(mesh, P("X")))
     results = communication(function, x, w, mesh=mesh).to_dict()["collectives"]
-    assert told_counts(results) == {all_reduce("Y", 16, 16 * 128 * 4).key: 1}
+    assert reported_counts(results) == {all_reduce("Y", 16, 16 * 128 * 4).key: 1}

@@ -1,4 +1,4 @@
-"""HLO text is read in every spelling: groups, asynchronous pairs, loops and source lines."""
+"""HLO text is parsed in every form: groups, asynchronous pairs, loops and source lines."""
 
 from __future__ import annotations
 
@@ -18,31 +18,41 @@ def read(text: Text) -> list[Collective]:
     return list(find_collectives(parse_module(text.module), dict(text.mesh)))
 
 
-def named(text: Text) -> str:
+def name_of(text: Text) -> str:
     return text.name
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=named)
-def test_the_collectives_of_a_text(text: Text) -> None:
+@pytest.mark.parametrize("text", TEXTS, ids=name_of)
+def test_a_text_has_the_expected_collectives(text: Text) -> None:
     collectives = read(text)
     report = tally(
-        ((one.kind, tuple(one.axes), one.dtype, one.sent), one.count) for one in collectives
+        (
+            (collective.kind, tuple(collective.axes), collective.dtype, collective.sent),
+            collective.count,
+        )
+        for collective in collectives
     )
-    assert report == expected_counts(one.collective for one in text.collectives)
-    assert {one.at_least for one in collectives} == {one.at_least for one in text.collectives}
-
-
-@pytest.mark.parametrize("text", TEXTS, ids=named)
-def test_only_what_starts_and_is_done_is_asynchronous(text: Text) -> None:
-    report = sorted((one.kind, one.asynchronous, tuple(one.between)) for one in read(text))
-    # One instruction may run more often than once, and two instructions be alike.
-    assert set(report) == {
-        (one.collective.kind, one.asynchronous, one.between) for one in text.collectives
+    assert report == expected_counts(collective.collective for collective in text.collectives)
+    assert {collective.at_least for collective in collectives} == {
+        collective.at_least for collective in text.collectives
     }
 
 
-@pytest.mark.parametrize("text", SOURCES, ids=named)
-def test_the_line_and_the_scopes_of_a_collective(text: Text) -> None:
+@pytest.mark.parametrize("text", TEXTS, ids=name_of)
+def test_only_start_and_done_pairs_are_asynchronous(text: Text) -> None:
+    report = sorted(
+        (collective.kind, collective.asynchronous, tuple(collective.between))
+        for collective in read(text)
+    )
+    # One instruction may run several times, and two instructions may be equal.
+    assert set(report) == {
+        (collective.collective.kind, collective.asynchronous, collective.between)
+        for collective in text.collectives
+    }
+
+
+@pytest.mark.parametrize("text", SOURCES, ids=name_of)
+def test_a_collective_has_its_line_and_scopes(text: Text) -> None:
     (report,), (expected,) = read(text), text.collectives
     assert (report.source or None) == expected.source
     for scope in expected.scopes:
@@ -54,11 +64,11 @@ def test_the_line_and_the_scopes_of_a_collective(text: Text) -> None:
     "metadata",
     [
         r'"mesh_axes":"[\"X\", \"Y\"]"',
-        # As splash attention has it: braces within the string.
+        # Splash attention writes braces within the string.
         r'"xprof_metadata":"{\"block_q\": 512, \"layout\": \"}\"}"',
     ],
 )
-def test_a_kernel_whose_metadata_breaks_its_line(metadata: str) -> None:
+def test_a_kernel_with_line_breaks_in_its_metadata_is_parsed(metadata: str) -> None:
     module = parse_module(
         f"""\
 HloModule jit_f, is_scheduled=true, num_partitions=8
@@ -73,5 +83,9 @@ frontend_attributes={{kernel_metadata={{
 }}
 """
     )
-    assert [one.name for one in module.entry.instructions] == ["x", "kernel.1", "copy.2"]
+    assert [instruction.name for instruction in module.entry.instructions] == [
+        "x",
+        "kernel.1",
+        "copy.2",
+    ]
     assert module.entry.instructions[1].attributes["backend_config"] == '{"size":"12"}'

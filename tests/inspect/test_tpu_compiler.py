@@ -1,7 +1,7 @@
-"""The TPU's own compiler: what it makes of the chapter's product, and the way to it and back.
+"""The TPU's own compiler: its program for the chapter's matmul, and the communication with it.
 
-It is rarely installed. A stand-in that answers as its process does, with a program written by hand,
-lets the whole way be tested everywhere.
+The compiler is rarely installed. A stand-in answers like its process with a program written by
+hand, so that the communication can be tested everywhere.
 """
 
 # mypy: disable-error-code="no-any-return, no-untyped-call"
@@ -26,15 +26,15 @@ from drumline.inspect.compiling import workers
 from drumline.inspect.compiling.workers import TPU_PYTHON, Worker, has_tpu_compiler
 
 INSTALLED = has_tpu_compiler()
-"""Asked before any test names a stand-in."""
+"""The check runs before any test sets a stand-in."""
 
 
-def product(x: jax.Array, w: jax.Array) -> jax.Array:
+def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
     return x @ w
 
 
 def chapter() -> tuple[Any, ...]:
-    """A[B_X, D_Y] · W[D, F_Y]: 1024×2048×8192."""
+    """Return the operands of A[B_X, D_Y] · W[D, F_Y]: 1024×2048×8192."""
     struct: Any = jax.ShapeDtypeStruct
     return (
         struct((1024, 2048), jnp.bfloat16, sharding=P("X", "Y")),
@@ -45,14 +45,14 @@ def chapter() -> tuple[Any, ...]:
 @pytest.mark.skipif(
     not INSTALLED, reason=f"needs the TPU's compiler: libtpu on x86_64 Linux, or {TPU_PYTHON}"
 )
-def test_it_makes_a_ring_of_the_chapter_s_matmul() -> None:
-    report = communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
+def test_the_chapters_matmul_becomes_a_ring() -> None:
+    report = communication(matmul, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
     assert report.compiled_by == "the TPU's own compiler"
-    kinds = [one for one in report.collectives for _ in range(one.count)]
-    assert {one.kind for one in kinds} == {"collective-permute"}
+    kinds = [collective for collective in report.collectives for _ in range(collective.count)]
+    assert {collective.kind for collective in kinds} == {"collective-permute"}
     assert len(kinds) == 3
-    assert all(one.asynchronous and one.axes == ("Y",) for one in kinds)
-    cost = estimate(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
+    assert all(collective.asynchronous and collective.axes == ("Y",) for collective in kinds)
+    cost = estimate(matmul, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
     # A shard of x, and of w.
     assert cost.memory.arguments == 2 * (512 * 512 + 2048 * 2048)
     assert cost.memory.outputs == 2 * 512 * 2048
@@ -104,11 +104,11 @@ answers = sys.stdout.buffer
 while line := sys.stdin.buffer.readline():
     request = json.loads(line)
     code = sys.stdin.buffer.read(request["length"])
-    with open({asked!r}, "a") as asked:
-        told = dict(request, arguments=sys.argv[1:], begins=code[:4].hex())
-        asked.write(json.dumps(told) + "\\n")
+    with open({log!r}, "a") as log:
+        entry = dict(request, arguments=sys.argv[1:], begins=code[:4].hex())
+        log.write(json.dumps(entry) + "\\n")
     answer, text = {answer!r}, {text!r}.encode()
-    {instead}
+    {action}
     header = dict(answer, number=request["number"], length=len(text))
     answers.write(json.dumps(header).encode() + b"\\n" + text)
     answers.flush()
@@ -118,13 +118,15 @@ StandIn = Callable[..., Path]
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    """Makes a Python that has the TPU's compiler, or so it says; tells where it notes requests."""
+    """Return a function that installs a stand-in for the TPU's Python and returns its request
+    log.
+    """
     monkeypatch.setattr(workers, "_workers", {})
 
-    def make(answer: dict[str, Any] | None = None, text: str = RING, instead: str = "pass") -> Path:
-        request_file, python = tmp_path / "asked", tmp_path / "python"
+    def make(answer: dict[str, Any] | None = None, text: str = RING, action: str = "pass") -> Path:
+        request_file, python = tmp_path / "requests", tmp_path / "python"
         report = {"memory": MEMORY} if answer is None else answer
-        script = PROTOCOL.format(asked=str(request_file), answer=report, text=text, instead=instead)
+        script = PROTOCOL.format(log=str(request_file), answer=report, text=text, action=action)
         python.write_text(f"#!{sys.executable}\n{script}")
         python.chmod(0o755)
         monkeypatch.setenv(TPU_PYTHON, str(python))
@@ -138,24 +140,24 @@ def read_requests(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def refusal(**how: Any) -> str:
-    with pytest.raises(UserError) as refused:
-        communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8", **how)
-    message = str(refused.value)
+def error_message(**options: Any) -> str:
+    with pytest.raises(UserError) as error_info:
+        communication(matmul, *chapter(), mesh="X=2,Y=4", on="v5litepod-8", **options)
+    message = str(error_info.value)
     assert "\n" not in message
     return message
 
 
-def test_a_python_that_has_it_is_asked(stand_in: StandIn) -> None:
-    notes = stand_in()
+def test_a_python_with_the_compiler_is_used(stand_in: StandIn) -> None:
+    request_log = stand_in()
     assert has_tpu_compiler()
-    report = communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
+    report = communication(matmul, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
     assert report.compiled_by == "the TPU's own compiler"
-    (request,) = read_requests(notes)
+    (request,) = read_requests(request_log)
     assert (request["topology"], request["partitions"]) == ("v5e:2x4", 8)
-    places = request["places"]
-    assert sorted(places) == sorted([x, y, 0, 0] for x in range(2) for y in range(4))
-    for ring in (places[:4], places[4:]):
+    coordinates = request["places"]
+    assert sorted(coordinates) == sorted([x, y, 0, 0] for x in range(2) for y in range(4))
+    for ring in (coordinates[:4], coordinates[4:]):
         for (x, y, *_), (to_x, to_y, *_) in zip(ring, ring[1:] + ring[:1], strict=True):
             assert abs(x - to_x) + abs(y - to_y) == 1, "one link along Y"
     assert Path(request["arguments"][0]) == workers.SCRIPT
@@ -173,24 +175,24 @@ def test_a_python_that_has_it_is_asked(stand_in: StandIn) -> None:
     assert "overlaps nothing" not in str(report)
 
 
-def test_it_is_reported_what_the_function_tells_its_compiler(stand_in: StandIn) -> None:
-    notes = stand_in()
-    own = {"xla_tpu_enable_sdc_checker": True, "xla_gpu_autotune_level": 0}
-    report = jax.jit(product, compiler_options=own)
+def test_the_functions_compiler_options_are_passed_on(stand_in: StandIn) -> None:
+    request_log = stand_in()
+    compiler_options = {"xla_tpu_enable_sdc_checker": True, "xla_gpu_autotune_level": 0}
+    report = jax.jit(matmul, compiler_options=compiler_options)
     communication(report, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
-    (request,) = read_requests(notes)
+    (request,) = read_requests(request_log)
     assert request["options"] == {"xla_tpu_enable_sdc_checker": True}
 
 
-def test_its_schedule_cycles_and_memory_are_what_counts(stand_in: StandIn) -> None:
+def test_the_compilers_schedule_cycles_and_memory_are_used(stand_in: StandIn) -> None:
     stand_in()
-    report = estimate(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
-    part = CYCLES / 1.5e9 + 0.3e-6
-    hop = 3e-6 + 512 * 1024 / (4.5e10 * 0.9) + 3e-6
-    assert hop < part
-    assert report.seconds == pytest.approx(4 * part)
+    report = estimate(matmul, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
+    matmul_seconds = CYCLES / 1.5e9 + 0.3e-6
+    permute_seconds = 3e-6 + 512 * 1024 / (4.5e10 * 0.9) + 3e-6
+    assert permute_seconds < matmul_seconds
+    assert report.seconds == pytest.approx(4 * matmul_seconds)
     assert report.exposed == 0
-    assert report.hidden == pytest.approx(3 * hop)
+    assert report.hidden == pytest.approx(3 * permute_seconds)
     assert report.flops == 4 * 2 * 512 * 512 * 2048
     memory = report.memory
     assert (memory.arguments, memory.outputs, memory.temporaries) == (9 << 20, 2 << 20, 5 << 20)
@@ -198,10 +200,10 @@ def test_its_schedule_cycles_and_memory_are_what_counts(stand_in: StandIn) -> No
 
 
 def test_one_process_answers_for_several_programs(stand_in: StandIn) -> None:
-    notes = stand_in()
+    request_log = stand_in()
     for _ in range(3):
-        communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
-    assert len(read_requests(notes)) == 3
+        communication(matmul, *chapter(), mesh="X=2,Y=4", on="v5litepod-8")
+    assert len(read_requests(request_log)) == 3
     assert list(workers._workers) == ["tpu"]
 
 
@@ -209,41 +211,41 @@ def test_one_process_answers_for_several_programs(stand_in: StandIn) -> None:
     ("on", "topology"),
     [("v6e-8", "v6e:2x4"), ("v5p-16", "v5p:2x2x2"), ("v4-16", "v4:2x2x2"), ("v2-8", "v2:2x2")],
 )
-def test_slices_by_the_names_that_the_compiler_has(
+def test_slices_have_the_compilers_topology_names(
     on: str, topology: str, stand_in: StandIn
 ) -> None:
-    notes = stand_in()
-    communication(product, *chapter(), mesh="X=2,Y=4", on=on)
-    assert read_requests(notes)[0]["topology"] == topology
+    request_log = stand_in()
+    communication(matmul, *chapter(), mesh="X=2,Y=4", on=on)
+    assert read_requests(request_log)[0]["topology"] == topology
 
 
-def test_it_is_asked_only_where_a_slice_is_named(stand_in: StandIn) -> None:
-    notes = stand_in()
-    report = communication(product, *chapter(), mesh="X=2,Y=4", compiler="cpu", on="v5litepod-8")
+def test_the_compiler_is_used_only_for_a_slice(stand_in: StandIn) -> None:
+    request_log = stand_in()
+    report = communication(matmul, *chapter(), mesh="X=2,Y=4", compiler="cpu", on="v5litepod-8")
     assert report.compiled_by.startswith("the CPU backend")
-    assert not notes.exists()
+    assert not request_log.exists()
     assert "needs a slice" in _refused_without_slice()
 
 
 def _refused_without_slice() -> str:
-    with pytest.raises(UserError) as refused:
-        communication(product, *chapter(), mesh="X=2,Y=4", compiler="tpu")
-    return str(refused.value)
+    with pytest.raises(UserError) as error_info:
+        communication(matmul, *chapter(), mesh="X=2,Y=4", compiler="tpu")
+    return str(error_info.value)
 
 
-def test_what_the_compiler_refuses_is_reported_in_its_first_line(stand_in: StandIn) -> None:
+def test_an_error_of_the_compiler_is_reported_by_its_first_line(stand_in: StandIn) -> None:
     stand_in({"error": "RESOURCE_EXHAUSTED: 40 GB of 16 GB hbm\n\nLargest buffers:\n  1. …"}, "")
-    message = refusal()
+    message = error_message()
     assert message == "the compiler refuses the program: RESOURCE_EXHAUSTED: 40 GB of 16 GB hbm"
 
 
-def test_a_process_that_dies_is_reported_and_another_takes_the_next_program(
+def test_a_process_that_dies_is_reported_and_replaced(
     stand_in: StandIn,
 ) -> None:
     stand_in(instead="os._exit(3)")
-    assert refusal() == "the compiler's process ended with 3 while it compiled the program"
+    assert error_message() == "the compiler's process ended with 3 while it compiled the program"
     stand_in()
-    assert communication(product, *chapter(), mesh="X=2,Y=4", on="v5litepod-8").collectives
+    assert communication(matmul, *chapter(), mesh="X=2,Y=4", on="v5litepod-8").collectives
 
 
 @pytest.mark.parametrize("size", [4, 400_000])
@@ -258,11 +260,11 @@ def test_a_process_that_has_died_before_is_reported(size: int, stand_in: StandIn
         worker.compile({"partitions": 1}, b"c" * size)
 
 
-def test_an_answer_that_is_none_is_reported(stand_in: StandIn) -> None:
+def test_an_invalid_answer_is_reported(stand_in: StandIn) -> None:
     stand_in(instead='answers.write(b"hello\\n"); answers.flush(); continue')
-    assert "the compiler's process gave no answer" in refusal()
+    assert "the compiler's process gave no answer" in error_message()
     stand_in(text="hello")
-    assert "the text is not HLO" in refusal()
+    assert "the text is not HLO" in error_message()
 
 
 @pytest.mark.parametrize("mode", [None, 0o644])
@@ -275,14 +277,16 @@ def test_a_python_that_cannot_be_run_is_reported(
         python.write_text("")
         python.chmod(mode)
     monkeypatch.setenv(TPU_PYTHON, str(python))
-    message = refusal()
+    message = error_message()
     assert str(python) in message
     assert TPU_PYTHON in message
 
 
-def test_without_it_the_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_the_compiler_explains_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(TPU_PYTHON, raising=False)
     monkeypatch.setattr("drumline.inspect.compiling.programs.has_tpu_compiler", lambda: False)
-    message = refusal(compiler="tpu")
+    message = error_message(compiler="tpu")
     assert "is not installed here: pip install" in message
     assert TPU_PYTHON in message

@@ -1,4 +1,4 @@
-"""The picture and the trace of an estimate: what stands where, and that it adds up."""
+"""The picture and the trace of an estimate: positions of the events, and their sums."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ def device_event(
 
 
 def collective_event(
-    start: float, end: float, exposed: float = 0.0, kind: str = "all-gather", over: str = BOTH
+    start: float, end: float, exposed: float = 0.0, kind: str = "all-gather", resource: str = BOTH
 ) -> TimelineEvent:
     location, cost = (
         SourceLocation("src/model.py:9", "jit(f)/attention/gather"),
         Cost(kind, bytes=1e6),
     )
-    return TimelineEvent(f"{kind}.1", kind, over, start, end, location, cost, ("X",), exposed)
+    return TimelineEvent(f"{kind}.1", kind, resource, start, end, location, cost, ("X",), exposed)
 
 
-def loop_event(start: float, turns: int, inside: Timeline, kind: str = "loop") -> TimelineEvent:
-    end = start + turns * inside.seconds
+def loop_event(start: float, iterations: int, body: Timeline, kind: str = "loop") -> TimelineEvent:
+    end = start + iterations * body.seconds
     location = SourceLocation("src/model.py:3", "jit(f)/while")
     return TimelineEvent(
-        "while.1", kind, DEVICE, start, end, location, body=inside, trip_count=turns
+        "while.1", kind, DEVICE, start, end, location, body=body, trip_count=iterations
     )
 
 
@@ -75,10 +75,10 @@ def make_timeline(*events: TimelineEvent) -> Timeline:
 
 
 def make_estimate(timeline: Timeline) -> Estimate:
-    busy: dict[str, float] = {}
+    busy_seconds: dict[str, float] = {}
     for event, times in timeline.leaf_events():
         for resource in event.resource.split("+"):
-            busy[resource] = busy.get(resource, 0.0) + event.seconds * times
+            busy_seconds[resource] = busy_seconds.get(resource, 0.0) + event.seconds * times
     return Estimate(
         name="train",
         on="v5litepod-8",
@@ -86,7 +86,7 @@ def make_estimate(timeline: Timeline) -> Estimate:
         compiled_by="nobody",
         seconds=timeline.seconds,
         bounds=dict.fromkeys(BOUNDS, 0.0),
-        busy=busy,
+        busy=busy_seconds,
         flops=0.0,
         model_flops=0.0,
         mfu=0.5,
@@ -100,67 +100,67 @@ def make_estimate(timeline: Timeline) -> Estimate:
     )
 
 
-# The device computes for 4 ms, waits for 2 of a collective's 3 and computes for 4 more.
+# The device computes for 4 ms, waits for 2 of a collective's 3 ms and computes for 4 more.
 WAITING_LINE = make_timeline(
     device_event(0, 4 * MS),
     collective_event(3 * MS, 6 * MS, 2 * MS),
     device_event(6 * MS, 10 * MS, "elementwise"),
 )
-TURN = make_timeline(
+ITERATION = make_timeline(
     device_event(0, 1 * MS),
     collective_event(0.5 * MS, 2 * MS, 1 * MS),
     device_event(2 * MS, 3 * MS),
 )
 LOOPED = make_timeline(
-    device_event(0, 2 * MS), loop_event(2 * MS, 1000, TURN), device_event(3.002, 3.004)
+    device_event(0, 2 * MS), loop_event(2 * MS, 1000, ITERATION), device_event(3.002, 3.004)
 )
 
 
-class TestWhatIsShown:
-    def test_both_ways_of_a_link_are_one_lane_where_they_are_always_busy_together(self) -> None:
+class TestShownEvents:
+    def test_both_directions_of_a_link_share_a_lane_if_always_busy_together(self) -> None:
         assert [lane.name for lane in find_lanes(WAITING_LINE)] == ["computing", "links X"]
 
-    def test_both_ways_are_two_lanes_where_one_is_busy_alone(self) -> None:
+    def test_both_directions_have_two_lanes_if_one_is_busy_alone(self) -> None:
         timeline = make_timeline(
             collective_event(0, 1),
-            collective_event(1, 2, over="ici X down"),
-            collective_event(2, 3, over="dcn"),
+            collective_event(1, 2, resource="ici X down"),
+            collective_event(2, 3, resource="dcn"),
         )
         names = [lane.name for lane in find_lanes(timeline)]
         assert names == ["computing", "links X, up", "links X, down", "DCN"]
 
-    def test_the_lanes_of_what_runs_in_loops_are_shown_too(self) -> None:
+    def test_the_lanes_of_operations_in_loops_are_shown_too(self) -> None:
         assert [lane.name for lane in find_lanes(LOOPED)] == ["computing", "links X"]
 
-    def test_the_device_waits_where_it_computes_nothing_and_a_collective_runs(self) -> None:
+    def test_the_device_waits_while_only_a_collective_runs(self) -> None:
         (wait,) = find_waits(WAITING_LINE.events, WAITING_LINE.seconds)
         assert (wait.start, wait.end, wait.event.kind) == (4 * MS, 6 * MS, "all-gather")
 
-    def test_a_gap_is_laid_to_each_collective_once_and_then_to_the_copies(self) -> None:
+    def test_a_gap_is_assigned_to_collectives_once_and_then_to_copies(self) -> None:
         copy = replace(device_event(0, 9, "copy-start"), resource=COPIES)
         events = [
             device_event(0, 1),
             collective_event(1, 4),
-            collective_event(2, 3, over="dcn"),
+            collective_event(2, 3, resource="dcn"),
             copy,
             device_event(9, 10),
         ]
-        matches = find_waits(events, 10)
-        assert sum(wait.seconds for wait in matches if wait.on_network) == 3
-        assert sum(wait.seconds for wait in matches if not wait.on_network) == 5
+        waits = find_waits(events, 10)
+        assert sum(wait.seconds for wait in waits if wait.on_network) == 3
+        assert sum(wait.seconds for wait in waits if not wait.on_network) == 5
 
-    def test_of_two_collectives_the_device_waits_for_the_first_to_end_first(self) -> None:
+    def test_the_device_waits_for_the_first_of_two_collectives_first(self) -> None:
         events = [
             device_event(0, 1),
             collective_event(0, 4),
-            collective_event(0.5, 3, over="dcn", kind="all-reduce"),
+            collective_event(0.5, 3, resource="dcn", kind="all-reduce"),
         ]
-        matches = [(wait.event.kind, wait.start, wait.end) for wait in find_waits(events, 4)]
-        assert matches == [("all-reduce", 1, 3), ("all-gather", 3, 4)]
+        waits = [(wait.event.kind, wait.start, wait.end) for wait in find_waits(events, 4)]
+        assert waits == [("all-reduce", 1, 3), ("all-gather", 3, 4)]
 
-    def test_what_is_called_once_stands_in_its_caller(self) -> None:
-        called = make_timeline(device_event(0, 2), collective_event(1, 3))
-        timeline = make_timeline(device_event(0, 5), loop_event(5, 1, called, "call"))
+    def test_a_computation_called_once_is_shown_in_its_caller(self) -> None:
+        called_body = make_timeline(device_event(0, 2), collective_event(1, 3))
+        timeline = make_timeline(device_event(0, 5), loop_event(5, 1, called_body, "call"))
         assert [(e.kind, e.start) for e in flatten_calls(timeline)] == [
             ("matmul", 0),
             ("matmul", 5),
@@ -169,10 +169,10 @@ class TestWhatIsShown:
 
     def test_the_three_longest_loops_are_enlarged_in_their_order(self) -> None:
         bodies = [make_timeline(device_event(0, seconds)) for seconds in (2.0, 5.0, 1.0, 4.0)]
-        events, at = [], 0.0
+        events, position = [], 0.0
         for body in bodies:
-            events.append(loop_event(at, 10, body))
-            at = events[-1].end
+            events.append(loop_event(position, 10, body))
+            position = events[-1].end
         chosen = [event.seconds for event, _ in longest_loops(make_timeline(*events)).values()]
         assert chosen == [20.0, 50.0, 40.0]
 
@@ -196,7 +196,7 @@ class TestWhatIsShown:
             assert 3 <= len(axis_ticks(seconds)) <= 16
             assert axis_ticks(seconds)[-1][0] <= seconds * (1 + 1e-6)
 
-    def test_the_kernel_that_a_scope_names_has_its_own_colour(self) -> None:
+    def test_a_named_kernel_has_its_own_colour(self) -> None:
         plain = device_event(0, 1, "flash_attention")
         named = replace(
             plain, location=SourceLocation("m.py:1", "jit(f)/kernel[flash_attention work=1]/dot")
@@ -206,18 +206,18 @@ class TestWhatIsShown:
         assert colours.legend_name(plain) == "flash_attention"
         assert len({colours["flash_attention"], colours["matmul"], colours["reduce"]}) == 3
 
-    def test_signs_that_the_font_lacks_take_the_room_of_what_they_are_made_of(self) -> None:
+    def test_characters_without_a_glyph_have_the_width_of_their_replacement(self) -> None:
         assert text_width("×32 in 5 µs", 15) == text_width("x32 in 5 us", 15)
         assert text_width("ö", 15) == text_width("o", 15)
 
 
-def near(pixel: tuple[int, ...], colour: str) -> bool:
-    """A palette moves a colour by a little."""
-    expected = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+def is_near(pixel: tuple[int, ...], colour: str) -> bool:
+    """Return True if a pixel has a colour, allowing for the rounding of a palette."""
+    expected = [int(colour[position : position + 2], 16) for position in (1, 3, 5)]
     return all(abs(a - b) <= 8 for a, b in zip(pixel[:3], expected, strict=True))
 
 
-def opened(path: Path) -> Any:
+def open_png(path: Path) -> Any:
     from PIL import Image
 
     with Image.open(path) as image:
@@ -226,7 +226,7 @@ def opened(path: Path) -> Any:
 
 
 def rows_of(image: Any, x: int, colour: str) -> list[int]:
-    return [y for y in range(110, image.height) if near(image.getpixel((x, y)), colour)]
+    return [y for y in range(110, image.height) if is_near(image.getpixel((x, y)), colour)]
 
 
 class TestPicture:
@@ -234,16 +234,19 @@ class TestPicture:
     def x(seconds: float, of: float) -> int:
         return round(LEFT + (RIGHT - LEFT) * seconds / of)
 
-    def test_bars_stand_where_their_time_is_in_the_colour_of_their_kind(
+    def test_bars_have_the_position_of_their_time_and_the_colour_of_their_kind(
         self, tmp_path: Path
     ) -> None:
         make_estimate(WAITING_LINE).save_png(tmp_path / "step.png")
-        image = opened(tmp_path / "step.png")
+        image = open_png(tmp_path / "step.png")
         colours = Colours(())
         assert image.width == WIDTH
-        # Beside the words in the middle of each bar.
-        for at, kind in ((1, "matmul"), (7, "elementwise")):
-            assert len(rows_of(image, self.x(at * MS, 10 * MS), colours[kind])) >= DEVICE_HEIGHT - 4
+        # Check beside the words in the middle of each bar.
+        for position, kind in ((1, "matmul"), (7, "elementwise")):
+            assert (
+                len(rows_of(image, self.x(position * MS, 10 * MS), colours[kind]))
+                >= DEVICE_HEIGHT - 4
+            )
         assert (
             len(rows_of(image, self.x(3.3 * MS, 10 * MS), colours["all-gather"])) >= LINK_HEIGHT - 4
         )
@@ -252,38 +255,39 @@ class TestPicture:
         assert rows_of(image, ends - 3, colours["matmul"])
         assert not rows_of(image, ends + 3, colours["matmul"])
 
-    def test_the_device_is_hatched_in_red_where_it_waits_and_nowhere_else(
-        self, tmp_path: Path
-    ) -> None:
+    def test_the_device_is_hatched_in_red_only_while_it_waits(self, tmp_path: Path) -> None:
         make_estimate(WAITING_LINE).save_png(tmp_path / "step.png")
-        image = opened(tmp_path / "step.png")
+        image = open_png(tmp_path / "step.png")
 
-        def red(at: float) -> int:
-            middle = self.x(at * MS, 10 * MS)
-            matches = {
+        def red_rows(position: float) -> int:
+            middle = self.x(position * MS, 10 * MS)
+            waits = {
                 y for x in range(middle - 4, middle + 5) for y in rows_of(image, x, WAIT_COLOUR)
             }
-            return len(matches)
+            return len(waits)
 
-        assert red(4.3) >= DEVICE_HEIGHT - 4
-        assert red(2) == red(8) == 0
+        assert red_rows(4.3) >= DEVICE_HEIGHT - 4
+        assert red_rows(2) == red_rows(8) == 0
 
     def test_a_loop_is_one_frame_and_one_iteration_of_it_is_enlarged(self, tmp_path: Path) -> None:
         make_estimate(WAITING_LINE).save_png(tmp_path / "plain.png")
         make_estimate(LOOPED).save_png(tmp_path / "looped.png")
-        plain, looped = opened(tmp_path / "plain.png"), opened(tmp_path / "looped.png")
+        plain, looped = open_png(tmp_path / "plain.png"), open_png(tmp_path / "looped.png")
         assert looped.height > plain.height + DEVICE_HEIGHT + LINK_HEIGHT
-        # In the frame a third of the turn is red and two thirds are products; in the turn below,
-        # the device computes first.
+        # In the frame a third of the iteration is red and two thirds are matmuls. In the iteration
+        # below, the device computes first.
         computing = rows_of(looped, self.x(0.1, 1.0), Colours(())["matmul"])
         assert len(computing) == pytest.approx(DEVICE_HEIGHT * (2 / 3 + 1), abs=6)
 
     def test_a_program_that_does_nothing_is_drawn(self, tmp_path: Path) -> None:
         make_estimate(make_timeline()).save_png(tmp_path / "nothing.png")
-        assert opened(tmp_path / "nothing.png").width == WIDTH
+        assert open_png(tmp_path / "nothing.png").width == WIDTH
 
     def test_ten_thousand_events_are_drawn(self, tmp_path: Path) -> None:
-        events = [device_event(at, at + 1, ("matmul", "reduce")[at % 2]) for at in range(10_000)]
+        events = [
+            device_event(position, position + 1, ("matmul", "reduce")[position % 2])
+            for position in range(10_000)
+        ]
         make_estimate(make_timeline(*events)).save_png(tmp_path / "many.png")
         assert (tmp_path / "many.png").stat().st_size < 200_000
 
@@ -299,8 +303,8 @@ class TestPicture:
             make_estimate(make_timeline()).save_png(tmp_path / "step.svg")
 
 
-def written(timeline: Timeline, path: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """The whole trace, and the slices of each track by its name."""
+def save_and_read(timeline: Timeline, path: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return the whole trace, and the slices of each track by its name."""
     make_estimate(timeline).save_trace(path)
     raw = path.read_bytes()
     trace = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
@@ -315,23 +319,31 @@ def written(timeline: Timeline, path: Path) -> tuple[dict[str, Any], dict[str, l
 
 def assert_nested(slices: list[Any]) -> None:
     ends: list[float] = []
-    for one in sorted(slices, key=lambda one: (one["ts"], -one["dur"])):
-        end = round(one["ts"] + one["dur"], 3)
-        while ends and ends[-1] <= one["ts"]:
+    for event_slice in sorted(
+        slices, key=lambda event_slice: (event_slice["ts"], -event_slice["dur"])
+    ):
+        end = round(event_slice["ts"] + event_slice["dur"], 3)
+        while ends and ends[-1] <= event_slice["ts"]:
             ends.pop()
-        assert not ends or end <= ends[-1], one
+        assert not ends or end <= ends[-1], event_slice
         ends.append(end)
 
 
-def busy(slices: list[Any]) -> float:
-    """Seconds of a track, with those of the turns that are not written out."""
-    alone = sum(one["dur"] for one in slices if one["cat"] in ("operation", "collective"))
-    return float(alone + sum(one["args"].get("busy_us", 0.0) for one in slices)) / 1e6
+def busy_seconds(slices: list[Any]) -> float:
+    """Return the seconds of a track, including the iterations that are not written separately."""
+    alone = sum(
+        event_slice["dur"]
+        for event_slice in slices
+        if event_slice["cat"] in ("operation", "collective")
+    )
+    return (
+        float(alone + sum(event_slice["args"].get("busy_us", 0.0) for event_slice in slices)) / 1e6
+    )
 
 
 class TestTrace:
     def test_each_resource_is_a_track_of_the_programs_process(self, tmp_path: Path) -> None:
-        trace, tracks = written(WAITING_LINE, tmp_path / "step.json")
+        trace, tracks = save_and_read(WAITING_LINE, tmp_path / "step.json")
         process = next(e for e in trace["traceEvents"] if e["name"] == "process_name")
         assert process["args"]["name"] == "train on v5litepod-8 (X=8)"
         assert list(tracks) == ["computing", "links X, up", "links X, down"]
@@ -350,27 +362,29 @@ class TestTrace:
         product = tracks["computing"][0]["args"]
         assert (product["flops"], product["bound"]) == (3_000_000_000, "compute")
 
-    def test_where_the_device_waits_its_track_says_for_what(self, tmp_path: Path) -> None:
-        _, tracks = written(WAITING_LINE, tmp_path / "step.json")
-        (wait,) = [one for one in tracks["computing"] if one["cat"] == "wait"]
+    def test_the_track_of_the_device_names_its_waits(self, tmp_path: Path) -> None:
+        _, tracks = save_and_read(WAITING_LINE, tmp_path / "step.json")
+        (wait,) = [
+            event_slice for event_slice in tracks["computing"] if event_slice["cat"] == "wait"
+        ]
         assert wait["name"] == "waits for all-gather at model.py:9"
         assert (wait["ts"], wait["dur"]) == (4000, 2000)
 
     def test_the_counter_ends_at_all_that_is_exposed(self, tmp_path: Path) -> None:
-        trace, _ = written(LOOPED, tmp_path / "step.json")
+        trace, _ = save_and_read(LOOPED, tmp_path / "step.json")
         points = [(e["ts"], e["args"]["ms"]) for e in trace["traceEvents"] if e["ph"] == "C"]
         assert points == sorted(points)
         assert points[0] == (0, 0)
         assert points[-1][1] == pytest.approx(1000)
 
     def test_a_thousand_iterations_are_one_written_out_and_one_slice(self, tmp_path: Path) -> None:
-        _, tracks = written(LOOPED, tmp_path / "step.json")
-        names = [one["name"] for one in tracks["computing"]]
+        _, tracks = save_and_read(LOOPED, tmp_path / "step.json")
+        names = [event_slice["name"] for event_slice in tracks["computing"]]
         assert names.count("loop ×1000 model.py:3") == 1
         assert names.count("turn 1") == names.count("turns 2–1000") == 1
         assert (tmp_path / "step.json").stat().st_size < 8000
 
-    def test_slices_lie_within_one_another_and_add_up_to_the_estimate(self, tmp_path: Path) -> None:
+    def test_slices_nest_and_add_up_to_the_estimate(self, tmp_path: Path) -> None:
         third = make_timeline(device_event(0, MS / 3), collective_event(MS / 7, MS / 2, MS / 6))
         micro = make_timeline(
             device_event(0, MS / 9), loop_event(MS / 9, 7, third), collective_event(0, MS / 9)
@@ -378,57 +392,57 @@ class TestTrace:
         timeline = make_timeline(
             loop_event(0, 3, micro), device_event(3 * micro.seconds, 4 * micro.seconds)
         )
-        _, tracks = written(timeline, tmp_path / "step.json")
+        _, tracks = save_and_read(timeline, tmp_path / "step.json")
         for slices in tracks.values():
             assert_nested(slices)
         expected = make_estimate(timeline).busy
-        assert busy(tracks["computing"]) == pytest.approx(expected[DEVICE], rel=1e-4)
-        assert busy(tracks["links X, up"]) == pytest.approx(expected["ici X up"], rel=1e-4)
+        assert busy_seconds(tracks["computing"]) == pytest.approx(expected[DEVICE], rel=1e-4)
+        assert busy_seconds(tracks["links X, up"]) == pytest.approx(expected["ici X up"], rel=1e-4)
 
     @pytest.mark.parametrize("seed", range(12))
     def test_rounding_to_nanoseconds_crosses_no_slices(self, tmp_path: Path, seed: int) -> None:
-        chance = random.Random(seed)
-        timeline = make_timeline(device_event(0, chance.random() * MS))
+        random_source = random.Random(seed)
+        timeline = make_timeline(device_event(0, random_source.random() * MS))
         for _ in range(4):
-            events, at = [], 0.0
-            for _ in range(chance.randrange(1, 4)):
-                events.append(loop_event(at, chance.randrange(2, 90), timeline))
-                at = events[-1].end
-                events.append(device_event(at, at + chance.random() * MS / 3))
-                at = events[-1].end
+            events, position = [], 0.0
+            for _ in range(random_source.randrange(1, 4)):
+                events.append(loop_event(position, random_source.randrange(2, 90), timeline))
+                position = events[-1].end
+                events.append(device_event(position, position + random_source.random() * MS / 3))
+                position = events[-1].end
             timeline = make_timeline(*events)
-        _, tracks = written(timeline, tmp_path / "step.json")
+        _, tracks = save_and_read(timeline, tmp_path / "step.json")
         assert list(tracks) == ["computing"]
         assert_nested(tracks["computing"])
-        assert busy(tracks["computing"]) == pytest.approx(timeline.seconds, rel=1e-4)
+        assert busy_seconds(tracks["computing"]) == pytest.approx(timeline.seconds, rel=1e-4)
 
-    def test_a_collective_that_runs_on_into_a_loop_gets_a_row_of_its_own(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_collective_that_overlaps_with_a_loop_gets_its_own_row(self, tmp_path: Path) -> None:
         timeline = make_timeline(
-            device_event(0, 1 * MS), collective_event(0, 2.2 * MS), loop_event(1 * MS, 4, TURN)
+            device_event(0, 1 * MS), collective_event(0, 2.2 * MS), loop_event(1 * MS, 4, ITERATION)
         )
-        _, tracks = written(timeline, tmp_path / "step.json")
+        _, tracks = save_and_read(timeline, tmp_path / "step.json")
         for slices in tracks.values():
             assert_nested(slices)
-        both = tracks["links X, up"] + tracks["links X, up (2)"]
-        assert busy(both) == pytest.approx(make_estimate(timeline).busy["ici X up"], rel=1e-4)
+        both_rows = tracks["links X, up"] + tracks["links X, up (2)"]
+        assert busy_seconds(both_rows) == pytest.approx(
+            make_estimate(timeline).busy["ici X up"], rel=1e-4
+        )
 
-    def test_a_loop_of_unknown_iterations_says_so(self, tmp_path: Path) -> None:
+    def test_a_loop_of_unknown_iterations_is_marked(self, tmp_path: Path) -> None:
         body = replace(make_timeline(device_event(0, MS)), unknown_trip_count=True)
-        _, tracks = written(make_timeline(loop_event(0, 1, body)), tmp_path / "step.json")
+        _, tracks = save_and_read(make_timeline(loop_event(0, 1, body)), tmp_path / "step.json")
         assert tracks["computing"][0]["name"] == "loop ×? model.py:3"
-        assert busy(tracks["computing"]) == pytest.approx(MS)
+        assert busy_seconds(tracks["computing"]) == pytest.approx(MS)
 
     def test_a_name_that_ends_in_gz_is_compressed_without_the_time(self, tmp_path: Path) -> None:
-        plain, _ = written(LOOPED, tmp_path / "step.json")
-        packed, _ = written(LOOPED, tmp_path / "step.json.gz")
-        assert plain == packed
-        # Where gzip writes the time.
+        plain, _ = save_and_read(LOOPED, tmp_path / "step.json")
+        compressed, _ = save_and_read(LOOPED, tmp_path / "step.json.gz")
+        assert plain == compressed
+        # The bytes at the position of gzip's timestamp.
         assert (tmp_path / "step.json.gz").read_bytes()[4:8] == bytes(4)
 
     def test_a_program_that_does_nothing_has_an_empty_track(self, tmp_path: Path) -> None:
-        _, tracks = written(make_timeline(), tmp_path / "nothing.json")
+        _, tracks = save_and_read(make_timeline(), tmp_path / "nothing.json")
         assert tracks == {"computing": []}
 
 
@@ -441,14 +455,14 @@ class TestPathsThatCannotBeWritten:
             (estimate.save_png if path.suffix == ".png" else estimate.save_trace)(path)
         return str(caught.value)
 
-    def test_a_folder_that_is_not_there(self, tmp_path: Path, name: str) -> None:
+    def test_a_missing_folder_is_an_error(self, tmp_path: Path, name: str) -> None:
         message = self.save(tmp_path / "nowhere" / name)
         assert (
             message
             == f"{tmp_path}/nowhere/{name}: there is no folder {tmp_path}/nowhere; make it first"
         )
 
-    def test_a_folder_in_the_files_place(self, tmp_path: Path, name: str) -> None:
+    def test_a_folder_at_the_files_path_is_an_error(self, tmp_path: Path, name: str) -> None:
         (tmp_path / name).mkdir()
         message = self.save(tmp_path / name)
         assert message.startswith(f"{tmp_path / name}: cannot be written: ")

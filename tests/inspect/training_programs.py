@@ -1,7 +1,7 @@
 """Rings of `drumline.parallel`, and a training step of a two-layer network in three layouts.
 
-The network is y = tanh(x · w1) · w2 with x[B, D], w1[D, F], w2[F, D] and the loss mean(y²), one
-step of gradient descent; B, D, F = 64, 32, 128, all float32 unless said otherwise.
+The network is y = tanh(x · w1) · w2 with x[B, D], w1[D, F], w2[F, D] and the loss mean(y²), with
+one step of gradient descent; B, D, F = 64, 32, 128, all float32 unless stated otherwise.
 """
 
 # mypy: disable-error-code="no-any-return, no-untyped-call"
@@ -20,9 +20,9 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.parallel import allgather_matmul, matmul_allreduce, matmul_reducescatter
 from tests.inspect.expected import (
-    Built,
     Expected,
     Program,
+    ProgramCall,
     all_gather,
     all_reduce,
     permute,
@@ -32,23 +32,25 @@ from tests.inspect.meshes import mesh_of, shape_on
 
 B, D, F = 64, 32, 128
 W1, W2 = D * F * 4, F * D * 4
-"""Bytes of the two weights."""
+"""The bytes of the two weights."""
 
 Weights = tuple[jax.Array, jax.Array]
 
 
 def _ring(
     function: Callable[..., jax.Array], specs: tuple[P, P], out: P, **options: Any
-) -> Callable[[], Built]:
-    """One of the ring products on a ring of four, the minor axis of (2, 4), in bfloat16."""
+) -> Callable[[], ProgramCall]:
+    """Return a builder of a ring matmul on a ring of four, the minor axis of (2, 4), in
+    bfloat16.
+    """
 
-    def build() -> Built:
+    def build() -> ProgramCall:
         mesh = mesh_of((2, 4))
-        product = jax.shard_map(
+        matmul = jax.shard_map(
             partial(function, axis_name="Y", **options), mesh=mesh, in_specs=specs, out_specs=out
         )
         x = shape_on(mesh, (B, D), specs[0], jnp.bfloat16)
-        return Built(product, (x, shape_on(mesh, (D, F), specs[1], jnp.bfloat16)), mesh)
+        return ProgramCall(matmul, (x, shape_on(mesh, (D, F), specs[1], jnp.bfloat16)), mesh)
 
     return build
 
@@ -57,28 +59,28 @@ def _ring_programs(loop: str, direction: str) -> tuple[Program, ...]:
     options = {"loop": loop, "direction": direction}
     lanes = 1 if direction == "one" else 2
 
-    def travels(shard: int, dtype: str) -> Expected:
-        # Three hops of the shard, or of each of its halves.
+    def permutes_of(shard: int, dtype: str) -> Expected:
+        # Three permutes of the shard, or of each of its halves.
         return permute("Y", shard // lanes, dtype, count=3 * lanes)
 
-    # Of x[32, 8] on each device: bfloat16. Of sums[32, 32], the device's share: float32 on the
-    # way. Of an all-reduce's shares[8, 128]: summed in float32, gathered in bfloat16.
+    # x[32, 8] on each device is bfloat16. The device's share of the sums[32, 32] is sent in
+    # float32. An all-reduce's shares[8, 128] are summed in float32 and gathered in bfloat16.
     by_x, by_w = (P("X", "Y"), P(None, "Y")), (P("X", "Y"), P("Y"))
     return (
         Program(
             f"allgather_matmul, {loop}, {direction}",
             _ring(allgather_matmul, by_x, P("X", "Y"), **options),
-            (travels(32 * 8 * 2, "bfloat16"),),
+            (permutes_of(32 * 8 * 2, "bfloat16"),),
         ),
         Program(
             f"matmul_reducescatter, {loop}, {direction}",
             _ring(matmul_reducescatter, by_w, P("X", "Y"), **options),
-            (travels(32 * 32 * 4, "float32"),),
+            (permutes_of(32 * 32 * 4, "float32"),),
         ),
         Program(
             f"matmul_allreduce, {loop}, {direction}",
             _ring(matmul_allreduce, by_w, P("X"), **options),
-            (travels(8 * 128 * 4, "float32"), travels(8 * 128 * 2, "bfloat16")),
+            (permutes_of(8 * 128 * 4, "float32"), permutes_of(8 * 128 * 2, "bfloat16")),
         ),
     )
 
@@ -88,46 +90,50 @@ def _loss(weights: Weights, x: jax.Array) -> jax.Array:
     return jnp.mean((jnp.tanh(x @ w1) @ w2) ** 2)
 
 
-def _descend(weights: Weights, gradients: Weights) -> Weights:
+def _update_weights(weights: Weights, gradients: Weights) -> Weights:
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
 
 
 def _step(weights: Weights, x: jax.Array) -> tuple[jax.Array, Weights]:
     loss, gradients = jax.value_and_grad(_loss)(weights, x)
-    return loss, _descend(weights, gradients)
+    return loss, _update_weights(weights, gradients)
 
 
-def _train(sizes: tuple[int, ...], x_spec: P, w1_spec: P, w2_spec: P) -> Callable[[], Built]:
-    """The step under plain jit: the layouts of batch and weights are all that is said."""
+def _train(sizes: tuple[int, ...], x_spec: P, w1_spec: P, w2_spec: P) -> Callable[[], ProgramCall]:
+    """Return a builder of the step under plain jit, which only sets the shardings of batch and
+    weights.
+    """
 
-    def build() -> Built:
+    def build() -> ProgramCall:
         mesh = mesh_of(sizes)
         weights = shape_on(mesh, (D, F), w1_spec), shape_on(mesh, (F, D), w2_spec)
         layout = NamedSharding(mesh, w1_spec), NamedSharding(mesh, w2_spec)
         step = jax.jit(_step, out_shardings=(NamedSharding(mesh, P()), layout))
-        return Built(step, (weights, shape_on(mesh, (B, D), x_spec)), mesh)
+        return ProgramCall(step, (weights, shape_on(mesh, (B, D), x_spec)), mesh)
 
     return build
 
 
-def _fsdp_by_jit() -> Built:
+def _fsdp_by_jit() -> ProgramCall:
     mesh = mesh_of((8,))
-    total, sharded = NamedSharding(mesh, P()), NamedSharding(mesh, P("X"))
+    replicated, sharded = NamedSharding(mesh, P()), NamedSharding(mesh, P("X"))
 
     def loss(weights: Weights, x: jax.Array) -> jax.Array:
-        gathered = jax.tree.map(lambda w: lax.with_sharding_constraint(w, total), weights)
-        return _loss(gathered, x)
+        replicated_weights = jax.tree.map(
+            lambda w: lax.with_sharding_constraint(w, replicated), weights
+        )
+        return _loss(replicated_weights, x)
 
     def step(weights: Weights, x: jax.Array) -> tuple[jax.Array, Weights]:
         value, gradients = jax.value_and_grad(loss)(weights, x)
-        return value, _descend(weights, gradients)
+        return value, _update_weights(weights, gradients)
 
     weights = shape_on(mesh, (D, F), P("X")), shape_on(mesh, (F, D), P("X"))
-    jitted = jax.jit(step, out_shardings=(total, (sharded, sharded)))
-    return Built(jitted, (weights, shape_on(mesh, (B, D), P("X"))), mesh)
+    jitted = jax.jit(step, out_shardings=(replicated, (sharded, sharded)))
+    return ProgramCall(jitted, (weights, shape_on(mesh, (B, D), P("X"))), mesh)
 
 
-def _fsdp_by_hand() -> Built:
+def _fsdp_by_shard_map() -> ProgramCall:
     mesh = mesh_of((8,))
     sharded = (P("X"), P("X"))
 
@@ -138,14 +144,14 @@ def _fsdp_by_hand() -> Built:
     @partial(jax.shard_map, mesh=mesh, in_specs=(sharded, P("X")), out_specs=(P(), sharded))
     def step(shards: Weights, x: jax.Array) -> tuple[jax.Array, Weights]:
         value, gradients = jax.value_and_grad(loss)(shards, x)
-        return lax.psum(value, "X"), _descend(shards, gradients)
+        return lax.psum(value, "X"), _update_weights(shards, gradients)
 
     weights = shape_on(mesh, (D, F), P("X")), shape_on(mesh, (F, D), P("X"))
-    return Built(step, (weights, shape_on(mesh, (B, D), P("X"))), mesh)
+    return ProgramCall(step, (weights, shape_on(mesh, (B, D), P("X"))), mesh)
 
 
 STEPS = (
-    # Every device has all weights: the gradients of both, and the loss, are summed.
+    # Every device has all weights. The gradients of both, and the loss, are summed.
     Program(
         "training: data parallel",
         _train((8,), P("X"), P(), P()),
@@ -160,7 +166,7 @@ STEPS = (
     ),
     Program(
         "training: FSDP by shard_map",
-        _fsdp_by_hand,
+        _fsdp_by_shard_map,
         (
             all_gather("X", 8, W1 // 8),
             all_gather("X", 8, W2 // 8),
@@ -170,7 +176,7 @@ STEPS = (
         ),
         merged=True,
     ),
-    # A reduce-scatter would do for the gradients; jit sums them whole, and cuts.
+    # A reduce-scatter would suffice for the gradients. jit sums them fully and slices.
     Program(
         "training: FSDP by jit",
         _fsdp_by_jit,
@@ -183,8 +189,8 @@ STEPS = (
         ),
         merged=True,
     ),
-    # Forward: the terms of y[B_X, D] are summed over Y. Backward: each device has the columns and
-    # rows that its gradients need; over X they are summed, a quarter of each weight.
+    # Forward, the terms of y[B_X, D] are summed over Y. Backward, each device has the columns and
+    # rows that its gradients need, and a quarter of each weight is summed over X.
     Program(
         "training: tensor and data parallel",
         _train((2, 4), P("X"), P(None, "Y"), P("Y")),

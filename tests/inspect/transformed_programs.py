@@ -1,4 +1,4 @@
-"""Collectives under JAX's transformations: gradients, batching, rematerialisation, jit in jit."""
+"""Collectives under JAX's transformations: gradients, batching, rematerialisation, nested jit."""
 
 # mypy: disable-error-code="no-any-return, no-untyped-call"
 
@@ -13,8 +13,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from tests.inspect.expected import (
-    Built,
     Program,
+    ProgramCall,
     all_gather,
     all_reduce,
     all_to_all,
@@ -25,28 +25,28 @@ from tests.inspect.meshes import mapped, mesh_of, shape_on
 
 GRID = P("X", "Y")
 SHARD = 32 * 32 * 4
-RING = [(here, (here + 1) % 4) for here in range(4)]
+RING = [(source, (source + 1) % 4) for source in range(4)]
 
 
 def _gradient(body: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """The gradient of a device's own loss, taken inside the map."""
+    """Return the gradient of a device's own loss, taken inside the map."""
     return jax.grad(lambda x: jnp.sin(body(x)).sum())
 
 
-def _gathered(x: jax.Array) -> jax.Array:
+def _gather_over_y(x: jax.Array) -> jax.Array:
     return lax.all_gather(x, "Y", tiled=True)
 
 
 def _layers(x: jax.Array, *, checkpoint: bool) -> tuple[jax.Array, jax.Array]:
-    """Three layers in a scan, each of which gathers what it needs."""
+    """Return three layers in a scan, each of which gathers its operands."""
 
     def layer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-        total = lax.all_gather(x, "Y", tiled=True)
-        return jnp.tanh(total * total).sum(0) * x, None
+        gathered = lax.all_gather(x, "Y", tiled=True)
+        return jnp.tanh(gathered * gathered).sum(0) * x, None
 
     def loss(x: jax.Array) -> jax.Array:
-        kept = jax.checkpoint(layer) if checkpoint else layer
-        return lax.scan(kept, x, length=3)[0].sum()
+        checkpointed = jax.checkpoint(layer) if checkpoint else layer
+        return lax.scan(checkpointed, x, length=3)[0].sum()
 
     value, gradient = jax.value_and_grad(loss)(x)
     return value[None, None], gradient
@@ -78,63 +78,63 @@ def _outer(x: jax.Array) -> jax.Array:
     return _inner(_inner(x))
 
 
-def _replicated_weight_gradient() -> Built:
-    # w is the same on all devices, their losses are not: their gradients are summed.
+def _replicated_weight_gradient() -> ProgramCall:
+    # w is the same on all devices, but the losses differ, so the gradients are summed.
     mesh = mesh_of((8,))
 
     @partial(jax.shard_map, mesh=mesh, in_specs=(P("X"), P()), out_specs=P())
     def gradient(x: jax.Array, w: jax.Array) -> jax.Array:
         return jax.grad(lambda w: jnp.sin(x @ w).sum())(w)
 
-    return Built(
+    return ProgramCall(
         gradient, (shape_on(mesh, (64, 128), P("X")), shape_on(mesh, (128, 32), P())), mesh
     )
 
 
-def _gradient_outside() -> Built:
+def _gradient_outside() -> ProgramCall:
     mesh = mesh_of((2, 4))
-    summed = jax.shard_map(
+    psum_over_y = jax.shard_map(
         lambda x: lax.psum(jnp.sin(x), "Y"), mesh=mesh, in_specs=GRID, out_specs=P("X")
     )
-    gradient = jax.grad(lambda x: (summed(x) ** 2).sum())
-    return Built(gradient, (shape_on(mesh, (64, 128), GRID),), mesh)
+    gradient = jax.grad(lambda x: (psum_over_y(x) ** 2).sum())
+    return ProgramCall(gradient, (shape_on(mesh, (64, 128), GRID),), mesh)
 
 
-def _over_a_batch(spmd_axis_name: str | None) -> Callable[[], Built]:
-    # A batch of 6 or, with an axis of its own, of 8: 4 on each of its two devices.
-    def build() -> Built:
+def _over_a_batch(spmd_axis_name: str | None) -> Callable[[], ProgramCall]:
+    # The batch has 6 entries or, with its own axis, 8: 4 on each of its two devices.
+    def build() -> ProgramCall:
         mesh = mesh_of((2, 4))
-        summed = jax.shard_map(
+        psum_over_y = jax.shard_map(
             lambda x: lax.psum(x, "Y"), mesh=mesh, in_specs=P("Y"), out_specs=P()
         )
-        batched = jax.vmap(summed, spmd_axis_name=spmd_axis_name)
+        batched = jax.vmap(psum_over_y, spmd_axis_name=spmd_axis_name)
         spec, batch = (P(None, "Y"), 6) if spmd_axis_name is None else (P("X", "Y"), 8)
-        return Built(batched, (shape_on(mesh, (batch, 64, 16), spec),), mesh)
+        return ProgramCall(batched, (shape_on(mesh, (batch, 64, 16), spec),), mesh)
 
     return build
 
 
-def _named_batch_axis() -> Built:
-    # The sum over the batch is vmap's own; that the batch is sharded makes it communicate.
+def _named_batch_axis() -> ProgramCall:
+    # vmap sums over the batch. The sharded batch makes the sum communicate.
     mesh = mesh_of((2, 4))
     averaged = jax.vmap(lambda x: x - lax.pmean(x, "batch"), axis_name="batch")
     sharding = jax.NamedSharding(mesh, P("Y"))
     function = jax.jit(averaged, out_shardings=sharding)
-    return Built(function, (shape_on(mesh, (64, 128), P("Y")),), mesh)
+    return ProgramCall(function, (shape_on(mesh, (64, 128), P("Y")),), mesh)
 
 
 TRANSFORMED = (
-    # What multiplies the sum varies from device to device: so do its cotangents, which are summed.
+    # The factor of the sum varies between devices, so its cotangents vary and are summed.
     Program(
         "gradient of psum, used differently everywhere",
         mapped((2, 4), _gradient(lambda x: lax.psum(x, "Y") * x), GRID),
         (all_reduce("Y", 4, SHARD, count=2),),
     ),
-    # The cotangent of this sum is the same everywhere, and every device has it already.
+    # The cotangent of this sum is the same everywhere, and every device already has it.
     Program("gradient of psum, taken outside", _gradient_outside, (all_reduce("Y", 4, SHARD),)),
     Program(
         "gradient of all_gather",
-        mapped((2, 4), _gradient(_gathered), GRID),
+        mapped((2, 4), _gradient(_gather_over_y), GRID),
         (all_gather("Y", 4, SHARD), reduce_scatter("Y", 4, 4 * SHARD)),
     ),
     Program(
@@ -159,7 +159,7 @@ TRANSFORMED = (
     ),
     Program(
         "bfloat16: gradient of all_gather",
-        mapped((2, 4), _gradient(_gathered), GRID, dtype=jnp.bfloat16),
+        mapped((2, 4), _gradient(_gather_over_y), GRID, dtype=jnp.bfloat16),
         (
             all_gather("Y", 4, SHARD // 2, "bfloat16"),
             reduce_scatter("Y", 4, 2 * SHARD, "bfloat16"),
@@ -175,7 +175,7 @@ TRANSFORMED = (
         mapped((2, 4), partial(_layers, checkpoint=False), GRID, out=(GRID, GRID)),
         (all_gather("Y", 4, SHARD, count=3), reduce_scatter("Y", 4, 4 * SHARD, count=3)),
     ),
-    # In a scan, as outside of one the CPU's compiler merges both passes' gathers into one.
+    # The layers run in a scan, because otherwise the CPU's compiler merges both passes' gathers.
     Program(
         "layers with checkpoint: gathered again in the backward pass",
         mapped((2, 4), partial(_layers, checkpoint=True), GRID, out=(GRID, GRID)),

@@ -49,8 +49,8 @@ def vit_logits(model: ViT, weights: Any, image: Values) -> Values:
             np.einsum("sd,dnh->snh", normed, w[name]) + w[f"{name}_bias"]
             for name in ("query", "key", "value")
         )
-        mixed = attention(query, key, value, causal=False)
-        x = x + np.einsum("snh,nhd->sd", mixed, w["output"]) + w["output_bias"]
+        context = attention(query, key, value, causal=False)
+        x = x + np.einsum("snh,nhd->sd", context, w["output"]) + w["output_bias"]
         normed = layer_norm(x, w["feedforward_norm"], w["feedforward_shift"])
         hidden = normed @ w["up"] + w["up_bias"]
         hidden = hidden * (1 + erf(hidden / math.sqrt(2))) / 2
@@ -72,8 +72,8 @@ def lm_loss(model: LM, weights: Any, tokens: Values) -> float:
                 np.einsum("sd,dnh->snh", normed, w[name]) for name in ("query", "key", "value")
             )
             query, key = rotary(model, query), rotary(model, key)
-            mixed = attention(query, key, value, causal=True)
-            x = x + np.einsum("snh,nhd->sd", mixed, w["output"])
+            context = attention(query, key, value, causal=True)
+            x = x + np.einsum("snh,nhd->sd", context, w["output"])
             normed = rms_norm(model, x, w["feedforward_norm"])
             if model.experts:
                 scores[i].extend(normed @ w["router"])

@@ -20,7 +20,7 @@ from tests.models.training import KEY, LITTLE_LM, MODELS, batch_for, mesh_of, we
 
 TINY_LM = replace(LITTLE_LM, depth=1)
 TINY_VIT = MODELS["ViT"]
-LITTLE_MLP = MODELS["MLP"]
+TINY_MLP = MODELS["MLP"]
 
 
 @cache
@@ -47,8 +47,8 @@ def assert_close(actual: Any, expected: Any) -> None:
 def test_ignored_labels_count_neither_for_loss_nor_accuracy_nor_gradient(
     sizes: tuple[int, ...],
 ) -> None:
-    assert isinstance(LITTLE_MLP, MLP)
-    model = replace(LITTLE_MLP, layout="fsdp+tensor")
+    assert isinstance(TINY_MLP, MLP)
+    model = replace(TINY_MLP, layout="fsdp+tensor")
     batch = batch_for(model, 16)
     # The first device has only ignored examples, the last one has none.
     ignored = np.array([0, 1, 2, 3, 5, 8])
@@ -86,24 +86,24 @@ def test_targets_replace_the_next_tokens() -> None:
     (loss, _), _ = value_and_grad(TINY_LM, 1)(lm_weights(), {"tokens": tokens, "targets": targets})
     single = []
     for row in range(4):
-        alone = np.full_like(targets, TINY_LM.ignore_index)
-        alone[row, -1] = targets[row, -1]
-        batch = {"tokens": tokens, "targets": alone}
+        single_target = np.full_like(targets, TINY_LM.ignore_index)
+        single_target[row, -1] = targets[row, -1]
+        batch = {"tokens": tokens, "targets": single_target}
         single.append(float(value_and_grad(TINY_LM, 1)(lm_weights(), batch)[0][0]))
     assert float(loss) == pytest.approx(np.mean(single), rel=1e-6)
 
 
-@pytest.mark.parametrize("over", [(), ("model",)])
+@pytest.mark.parametrize("axes", [(), ("model",)])
 def test_an_invalid_target_is_nan_and_an_ignored_one_zero(
-    over: tuple[str, ...],
+    axes: tuple[str, ...],
 ) -> None:
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)
     targets = jnp.array([2, IGNORE_INDEX, 6, -1])
-    spec = jax.P(None, over[0]) if over else jax.P()
+    spec = jax.P(None, axes[0]) if axes else jax.P()
 
     def losses_and_gradient(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
         function = jax.shard_map(
-            lambda x: cross_entropy(x, targets, over),
+            lambda x: cross_entropy(x, targets, axes),
             mesh=mesh_of(1, 2),
             in_specs=spec,
             out_specs=jax.P(),
@@ -133,8 +133,8 @@ INVALID = [
         "LM: tokens[3, 1] is 32; it can be 0 to 31, or -100 to ignore it",
     ),
     (
-        LITTLE_MLP,
-        batch_with(LITTLE_MLP, "label", (5,), 10),
+        TINY_MLP,
+        batch_with(TINY_MLP, "label", (5,), 10),
         "MLP: label[5] is 10; it can be 0 to 9, or -100 to ignore it",
     ),
     (
@@ -143,8 +143,8 @@ INVALID = [
         "ViT: label[0] is -1; it can be 0 to 7, or -100 to ignore it",
     ),
     (
-        LITTLE_MLP,
-        {**batch_for(LITTLE_MLP, 8), "label": np.zeros(8, np.float32)},
+        TINY_MLP,
+        {**batch_for(TINY_MLP, 8), "label": np.zeros(8, np.float32)},
         "MLP: label holds float32; it must hold integers",
     ),
     (

@@ -47,9 +47,9 @@ def test_save_and_load_are_exact(model: Any, tmp_path: Path) -> None:
 def test_a_folder_of_several_files_is_one_model(tmp_path: Path) -> None:
     tensors = to_tensors(DECODER, random_params(DECODER))
     names = sorted(tensors)
-    for index, part in enumerate((names[::2], names[1::2])):
+    for index, file_names in enumerate((names[::2], names[1::2])):
         file = tmp_path / f"model-{index:05}-of-00002.safetensors"
-        save_file({name: tensors[name] for name in part}, str(file))
+        save_file({name: tensors[name] for name in file_names}, str(file))
     assert_equal(load(tmp_path, DECODER), random_params(DECODER))
 
 
@@ -131,9 +131,9 @@ def test_invalid_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     with pytest.raises(ValueError, match=r"junk\.safetensors: not a complete safetensors file"):
         load(tmp_path / "junk.safetensors", VIT)
-    twice = tmp_path / "twice"
-    twice.mkdir()
+    duplicate_folder = tmp_path / "twice"
+    duplicate_folder.mkdir()
     for name in ("a", "b"):
-        save(twice / f"{name}.safetensors", VIT, random_params(VIT))
+        save(duplicate_folder / f"{name}.safetensors", VIT, random_params(VIT))
     with pytest.raises(ValueError, match="is in another file of"):
-        load(twice, VIT)
+        load(duplicate_folder, VIT)

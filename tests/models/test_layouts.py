@@ -30,7 +30,9 @@ from tests.models.training import (
 )
 
 BOUND = 1e-5
-"""The maximum relative difference of float32 losses over ten steps; sums have other orders."""
+"""The maximum relative difference of float32 losses over ten steps, because sums differ in
+order.
+"""
 
 RUNS = [
     ("MLP", "fsdp+tensor", (4, 2)),
@@ -170,7 +172,7 @@ def test_a_custom_layout_on_a_custom_mesh() -> None:
     assert float(loss) == pytest.approx(trained("MLP", "data", 1).losses[0], rel=1e-6)
 
 
-_REVERSED = ("outer", "inner")  # the mesh has them in the other order
+_REVERSED = ("outer", "inner")  # the mesh has the opposite order
 REVERSED_LAYOUTS: dict[str, tuple[str, Layout]] = {
     "a ring": ("LM", dict.fromkeys(("sequence", "heads", "hidden", "vocab"), _REVERSED)),
     "a ring of images": ("ViT", dict.fromkeys(("sequence", "heads", "hidden"), _REVERSED)),

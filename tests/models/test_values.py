@@ -36,8 +36,8 @@ def test_losses_and_gradients_agree_with_the_reference(name: str) -> None:
             lambda g: rng.normal(size=g.shape) / max(1e-3, float(np.linalg.norm(g))), run.gradients
         )
 
-        def loss_after(by: float, direction: Any = direction) -> float:
-            weights = jax.tree.map(lambda w, d: w + by * d, exact, direction)
+        def loss_after(distance: float, direction: Any = direction) -> float:
+            weights = jax.tree.map(lambda w, d: w + distance * d, exact, direction)
             return reference.loss(model, weights, batch)
 
         slope = sum(jax.tree.leaves(jax.tree.map(np.vdot, run.gradients, direction)))

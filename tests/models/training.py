@@ -75,11 +75,11 @@ def weights_of(name: str) -> Tree:
     """Return random weights on the host: norms near one, all others away from zero."""
     rng = np.random.default_rng(1)
 
-    def draw(path: Any, like: Any) -> Any:
-        values = rng.normal(size=like.shape) * 0.3
+    def random_weight(path: Any, shape: Any) -> Any:
+        values = rng.normal(size=shape.shape) * 0.3
         return np.float32(values + 1 if "norm" in str(path[-1]) else values)
 
-    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(MODELS[name].init, KEY))
+    return jax.tree_util.tree_map_with_path(random_weight, jax.eval_shape(MODELS[name].init, KEY))
 
 
 def compiled(model: Model, mesh: Mesh, name: str) -> tuple[Any, Tree, Any]:

@@ -19,8 +19,8 @@ B = np.random.default_rng(1).standard_normal((16, 8)).astype(np.float32)
 
 def narrow_matmul(a: Any, b: Any) -> Any:
     """Multiply with rounded operands."""
-    wide = [x.astype(ml_dtypes.bfloat16).astype(np.float32) for x in (a, b)]
-    return wide[0] @ wide[1]
+    rounded = [x.astype(ml_dtypes.bfloat16).astype(np.float32) for x in (a, b)]
+    return rounded[0] @ rounded[1]
 
 
 def test_the_reference_is_the_first_function_in_float64() -> None:
@@ -28,9 +28,9 @@ def test_the_reference_is_the_first_function_in_float64() -> None:
         {"JAX": UnderJax(jnp.matmul), "NumPy": np.matmul, "rounded": narrow_matmul}, A, B
     )
     errors = {row.implementation: row.errors for row in comparison.rows}
-    true = A.astype(np.float64) @ B.astype(np.float64)
+    expected = A.astype(np.float64) @ B.astype(np.float64)
     assert errors["JAX"].max_abs < 1e-5
-    assert errors["NumPy"].max_abs == np.abs((A @ B).astype(np.float64) - true).max()
+    assert errors["NumPy"].max_abs == np.abs((A @ B).astype(np.float64) - expected).max()
     assert errors["rounded"].max_abs > 1e-3
     assert errors["rounded"].differ > 0.9
     assert all(row.dtype == "float32" for row in comparison.rows)
@@ -74,23 +74,26 @@ def test_pytorch_functions_can_be_compared() -> None:
 
 
 def test_the_reference_can_use_mpmath() -> None:
-    wide = [x.astype(np.float64) for x in (A, B)]
-    comparison = compare({"NumPy": np.matmul}, *wide, reference=exact.matmul)
+    float64_inputs = [x.astype(np.float64) for x in (A, B)]
+    comparison = compare({"NumPy": np.matmul}, *float64_inputs, reference=exact.matmul)
     (row,) = comparison.rows
     assert 0 < row.errors.max_ulp < 1000
     assert row.errors.expected == pytest.approx(row.errors.actual, rel=1e-9)
 
 
 def test_the_comparison_as_table_plot_and_dictionary(tmp_path: Path) -> None:
-    both = {"good": lambda x: {"a": x, "b": x * 2}, "bad": lambda x: {"a": x + 1, "b": x * 2}}
-    comparison = compare(both, A, reference=both["good"])
+    implementations = {
+        "good": lambda x: {"a": x, "b": x * 2},
+        "bad": lambda x: {"a": x + 1, "b": x * 2},
+    }
+    comparison = compare(implementations, A, reference=implementations["good"])
     lines = str(comparison).splitlines()
     assert lines[0].split()[:3] == ["IMPLEMENTATION", "OUTPUT", "DTYPE"]
     assert lines[3].split()[:3] == ["bad", "a", "float32"]
     rows = json.loads(json.dumps(comparison.to_dict()))["rows"]
     assert [row["max_abs"] > 0 for row in rows] == [False, False, True, False]
     comparison.plot(tmp_path / "errors.svg")
-    svg = ElementTree.parse(tmp_path / "errors.svg").getroot()  # noqa: S314 - our own
+    svg = ElementTree.parse(tmp_path / "errors.svg").getroot()  # noqa: S314 - a file of this test
     assert "bad" in "".join(svg.itertext())
 
 
@@ -129,6 +132,6 @@ def test_complex_numbers_have_a_wider_reference() -> None:
 
 def test_narrow_inputs_keep_their_type_in_pytorch() -> None:
     pytest.importorskip("torch")
-    narrow = A.astype(ml_dtypes.bfloat16)
-    (row,) = compare({"PyTorch": UnderTorch(lambda x: x + x)}, narrow).rows
+    bfloat16_input = A.astype(ml_dtypes.bfloat16)
+    (row,) = compare({"PyTorch": UnderTorch(lambda x: x + x)}, bfloat16_input).rows
     assert (row.dtype, row.errors.max_abs) == ("bfloat16", 0.0)

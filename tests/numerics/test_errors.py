@@ -1,4 +1,4 @@
-"""Error statistics against mpmath, with difficult numbers."""
+"""Error statistics agree with mpmath for difficult numbers."""
 
 # mypy: allow-untyped-calls
 
@@ -17,24 +17,24 @@ from drumline.numerics import exact
 from drumline.numerics.errors import error_statistics, round_to, ulp_size
 
 BITS = 5000
-KINDS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
-HUGE = [0.0, -0.0, 5e-324, -5e-324, 2.0**-1022, 1e-45, 2.0**-126, 2.0**-24, 65504.0, 65520.0]
-HUGE += [3.4028235e38, 3.4028236e38, 1.7976931348623157e308, -1.7976931348623157e308, 1 / 3]
-numbers = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(HUGE))
-anything = st.one_of(st.floats(), st.sampled_from([*HUGE, math.inf, -math.inf, math.nan]))
-kinds = st.sampled_from(KINDS)
+TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+DIFFICULT = [0.0, -0.0, 5e-324, -5e-324, 2.0**-1022, 1e-45, 2.0**-126, 2.0**-24, 65504.0, 65520.0]
+DIFFICULT += [3.4028235e38, 3.4028236e38, 1.7976931348623157e308, -1.7976931348623157e308, 1 / 3]
+numbers = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(DIFFICULT))
+any_number = st.one_of(st.floats(), st.sampled_from([*DIFFICULT, math.inf, -math.inf, math.nan]))
+type_strategy = st.sampled_from(TYPES)
 
 
-def exact_error(got: float, true: Any, kind: Any) -> tuple[float, float]:
+def exact_error(actual: float, expected: Any, kind: Any) -> tuple[float, float]:
     """Return the error of a number, absolute and in ulps, by the definition and without
     rounding."""
     info = ml_dtypes.finfo(kind)
     with mpmath.workprec(BITS):
         unit = mpmath.ldexp(1, int(info.minexp) - int(info.nmant))
-        size, most = abs(mpmath.mpf(true)), mpmath.ldexp(1, int(info.maxexp) - 1)
-        while unit * mpmath.ldexp(1, int(info.nmant) + 1) <= min(size, most):
+        size, largest_power = abs(mpmath.mpf(expected)), mpmath.ldexp(1, int(info.maxexp) - 1)
+        while unit * mpmath.ldexp(1, int(info.nmant) + 1) <= min(size, largest_power):
             unit *= 2
-        error = abs(mpmath.mpf(got) - mpmath.mpf(true))
+        error = abs(mpmath.mpf(actual) - mpmath.mpf(expected))
         return float(error), float(error / unit)
 
 
@@ -44,50 +44,53 @@ def as_kind(value: float, kind: Any) -> Any:
 
 
 @settings(deadline=None, max_examples=400)
-@given(got=numbers, true=numbers, kind=kinds)
-def test_errors_agree_with_mpmath(got: float, true: float, kind: Any) -> None:
-    here = as_kind(got, kind)
-    if not np.isfinite(here.astype(np.float64)):
+@given(got=numbers, true=numbers, kind=type_strategy)
+def test_errors_agree_with_mpmath(actual: float, expected: float, kind: Any) -> None:
+    rounded_actual = as_kind(actual, kind)
+    if not np.isfinite(rounded_actual.astype(np.float64)):
         return
-    statistics = error_statistics(here[None], np.array([true]))
-    distance, units = exact_error(float(here), true, kind)
-    if statistics.misplaced:  # the true value has no neighbour in this type but infinity
-        assert abs(true) > float(ml_dtypes.finfo(kind).max)
+    statistics = error_statistics(rounded_actual[None], np.array([expected]))
+    distance, ulps = exact_error(float(rounded_actual), expected, kind)
+    if statistics.misplaced:  # the type's only neighbour of the true value is infinity
+        assert abs(expected) > float(ml_dtypes.finfo(kind).max)
         assert statistics.max_abs == math.inf
         return
     assert statistics.max_abs == pytest.approx(distance, rel=1e-12, abs=5e-324)
-    assert statistics.max_ulp == pytest.approx(units, rel=1e-12, abs=5e-324)
+    assert statistics.max_ulp == pytest.approx(ulps, rel=1e-12, abs=5e-324)
     assert statistics.rms_abs == pytest.approx(statistics.max_abs, rel=1e-12)
 
 
 @settings(deadline=None, max_examples=400)
-@given(true=numbers, kind=kinds)
-def test_rounding_returns_the_nearest_number(true: float, kind: Any) -> None:
-    rounded = float(round_to(true, kind))
+@given(true=numbers, kind=type_strategy)
+def test_rounding_returns_the_nearest_number(expected: float, kind: Any) -> None:
+    rounded = float(round_to(expected, kind))
     info = ml_dtypes.finfo(kind)
     if not math.isfinite(rounded):
-        assert abs(true) > float(info.max)
+        assert abs(expected) > float(info.max)
         return
     with mpmath.workprec(BITS):
-        off = abs(mpmath.mpf(rounded) - mpmath.mpf(true))
-        assert off <= mpmath.mpf(float(ulp_size(true, kind))) / 2
-    assert float(as_kind(rounded, kind)) == rounded, "it is a number of that type"
+        rounding_error = abs(mpmath.mpf(rounded) - mpmath.mpf(expected))
+        assert rounding_error <= mpmath.mpf(float(ulp_size(expected, kind))) / 2
+    assert float(as_kind(rounded, kind)) == rounded, "the result is a number of the type"
 
 
 @settings(deadline=None, max_examples=200)
-@given(values=st.lists(st.tuples(anything, numbers), min_size=1, max_size=8), kind=kinds)
+@given(values=st.lists(st.tuples(any_number, numbers), min_size=1, max_size=8), kind=type_strategy)
 def test_float64_and_mpmath_as_references_agree(
     values: list[tuple[float, float]], kind: Any
 ) -> None:
-    got = np.array([as_kind(value, kind) for value, _ in values])
-    true = np.array([value for _, value in values])
-    wide = np.empty(len(values), object)
-    wide[:] = [mpmath.mpf(value) for value in true]
-    one, other = error_statistics(got, true), error_statistics(got, wide)
-    assert one.misplaced == other.misplaced
-    assert one.differ == other.differ
+    actual = np.array([as_kind(value, kind) for value, _ in values])
+    expected = np.array([value for _, value in values])
+    exact_values = np.empty(len(values), object)
+    exact_values[:] = [mpmath.mpf(value) for value in expected]
+    float64_statistics, mpmath_statistics = (
+        error_statistics(actual, expected),
+        error_statistics(actual, exact_values),
+    )
+    assert float64_statistics.misplaced == mpmath_statistics.misplaced
+    assert float64_statistics.differ == mpmath_statistics.differ
     for name in ("max_abs", "rms_abs", "max_ulp", "rms_ulp"):
-        mine, reference = getattr(one, name), getattr(other, name)
+        mine, reference = getattr(float64_statistics, name), getattr(mpmath_statistics, name)
         assert mine == pytest.approx(reference, rel=1e-9, abs=5e-324)
 
 
@@ -96,17 +99,17 @@ def test_float64_and_mpmath_as_references_agree(
     st.lists(st.floats(-1e200, 1e200, allow_subnormal=True), min_size=2, max_size=12),
     st.floats(1e-300, 1e300),
 )
-def test_cancellation_is_measured_against_the_exact_sum(values: list[float], big: float) -> None:
+def test_cancellation_is_measured_against_the_exact_sum(values: list[float], large: float) -> None:
     """A float64 reference of the sum would lose all digits."""
-    numbers = np.array([big, *values, -big])
-    got = np.array(numbers.sum())
-    if not np.isfinite(got):
+    numbers = np.array([large, *values, -large])
+    actual = np.array(numbers.sum())
+    if not np.isfinite(actual):
         return
-    statistics = error_statistics(got, exact.total(numbers))
+    statistics = error_statistics(actual, exact.total(numbers))
     with mpmath.workprec(BITS):
-        true = mpmath.fsum(mpmath.mpf(float(x)) for x in numbers)
+        expected = mpmath.fsum(mpmath.mpf(float(x)) for x in numbers)
         assert statistics.max_abs == pytest.approx(
-            float(abs(float(got) - true)), rel=1e-12, abs=5e-324
+            float(abs(float(actual) - expected)), rel=1e-12, abs=5e-324
         )
 
 
@@ -118,9 +121,9 @@ def test_a_lost_sum_is_an_error() -> None:
 
 
 def test_misplaced_elements_are_counted() -> None:
-    got = np.array([math.nan, math.inf, -math.inf, 1.0, math.nan, math.inf], np.float32)
-    true = np.array([math.nan, math.inf, math.inf, math.nan, 1.0, 1e39])
-    statistics = error_statistics(got, true)
+    actual = np.array([math.nan, math.inf, -math.inf, 1.0, math.nan, math.inf], np.float32)
+    expected = np.array([math.nan, math.inf, math.inf, math.nan, 1.0, 1e39])
+    statistics = error_statistics(actual, expected)
     assert statistics.misplaced == 3, "-inf for inf, a number for NaN, NaN for a number"
     assert statistics.max_abs == statistics.rms_abs == statistics.max_ulp == math.inf
     assert statistics.differ == 0.5
@@ -129,7 +132,7 @@ def test_misplaced_elements_are_counted() -> None:
 
 
 def test_an_exact_result_has_no_error() -> None:
-    for kind in KINDS:
+    for kind in TYPES:
         values = np.random.default_rng(0).standard_normal(100).astype(kind)
         statistics = error_statistics(values, values.astype(np.float64))
         assert (
@@ -151,37 +154,39 @@ def test_the_neighbour_is_one_ulp_away() -> None:
 
 def test_bfloat16_is_not_rounded_twice() -> None:
     """The number is above the middle of two bfloat16 numbers by less than a float32 ulp."""
-    true = 1 + 2.0**-8 + 2.0**-40
-    assert float(round_to(true, ml_dtypes.bfloat16)) == 1 + 2.0**-7
+    expected = 1 + 2.0**-8 + 2.0**-40
+    assert float(round_to(expected, ml_dtypes.bfloat16)) == 1 + 2.0**-7
 
 
 def test_integers_have_ulps_of_1_and_complex_numbers_have_parts() -> None:
     assert error_statistics(np.array([3, 5]), np.array([3.0, 7.0])).max_ulp == 2.0
-    huge = error_statistics(np.array([2**62 + 1]), np.array([2**62]))
-    assert (huge.max_abs, huge.differ) == (1.0, 1.0), "float64 has neither of them"
-    got = np.array([1 + 1j], np.complex64)
-    assert error_statistics(got, np.array([1 + 2j])).max_abs == 1.0
+    large_integers = error_statistics(np.array([2**62 + 1]), np.array([2**62]))
+    assert (large_integers.max_abs, large_integers.differ) == (1.0, 1.0), (
+        "float64 cannot represent them"
+    )
+    actual = np.array([1 + 1j], np.complex64)
+    assert error_statistics(actual, np.array([1 + 2j])).max_abs == 1.0
 
 
 def test_exact_matmuls_have_no_rounding() -> None:
-    dice = np.random.default_rng(1)
-    a = dice.standard_normal((3, 5)) * 10.0 ** dice.integers(-150, 150, (3, 5))
-    b = dice.standard_normal((5, 2)) * 10.0 ** dice.integers(-150, 150, (5, 2))
-    true = exact.matmul(a, b)
+    random_source = np.random.default_rng(1)
+    a = random_source.standard_normal((3, 5)) * 10.0 ** random_source.integers(-150, 150, (3, 5))
+    b = random_source.standard_normal((5, 2)) * 10.0 ** random_source.integers(-150, 150, (5, 2))
+    expected = exact.matmul(a, b)
     with mpmath.workprec(BITS):
         for i, j in np.ndindex(3, 2):
-            whole = mpmath.fsum(
+            exact_sum = mpmath.fsum(
                 mpmath.mpf(x) * mpmath.mpf(y) for x, y in zip(a[i], b[:, j], strict=True)
             )
-            assert true[i, j] == whole
-    assert error_statistics(a @ b, true).misplaced == 0
+            assert expected[i, j] == exact_sum
+    assert error_statistics(a @ b, expected).misplaced == 0
 
 
 def test_softmax_to_many_bits() -> None:
     x = np.array([[0.0, 1.0, -1000.0], [700.0, 700.0, 0.0]])
-    true = exact.softmax(x)
+    expected = exact.softmax(x)
     shares = np.exp(x - x.max(-1, keepdims=True))
-    statistics = error_statistics(shares / shares.sum(-1, keepdims=True), true)
+    statistics = error_statistics(shares / shares.sum(-1, keepdims=True), expected)
     assert statistics.max_ulp < 4
 
 

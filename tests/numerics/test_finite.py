@@ -40,31 +40,31 @@ def test_an_error_names_leaf_position_kind_and_step() -> None:
     query[1, 2, 3] = -np.inf
     query[2, 0, 0] = np.nan
     params = {"blocks": {"query": query, "shift": np.ones(3, np.float32)}, "steps": np.array([7])}
-    with pytest.raises(NotFinite) as caught:
+    with pytest.raises(NotFinite) as error_info:
         check_finite(params, "params", step=12, wait=True)
-    assert str(caught.value) == (
+    assert str(error_info.value) == (
         "step 12: params.blocks.query[1, 2, 3] is -inf; 2 of 60 are not finite"
     )
-    assert caught.value.element.position == (1, 2, 3)
-    assert isinstance(caught.value, ArithmeticError)
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
+    assert error_info.value.element.position == (1, 2, 3)
+    assert isinstance(error_info.value, ArithmeticError)
+    assert str(pickle.loads(pickle.dumps(error_info.value))) == str(error_info.value)  # noqa: S301
 
 
 @pytest.mark.parametrize(
     "dtype",
     ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "complex64"],
 )
-def test_every_type(dtype: str) -> None:
+def test_every_type_is_checked(dtype: str) -> None:
     random = np.random.default_rng(1)
     kinds = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
     if dtype == "float8_e4m3fn":
         kinds = {"nan": np.nan}  # it has no infinities
     for kind, value in kinds.items():
-        at = tuple(int(random.integers(size)) for size in (6, 7))
-        x = with_bad_value((6, 7), at, value, jnp.dtype(dtype))
+        position = tuple(int(random.integers(size)) for size in (6, 7))
+        x = with_bad_value((6, 7), position, value, jnp.dtype(dtype))
         element = first_not_finite([x]).read()
         assert element is not None
-        assert (element.leaf, element.position, element.kind) == ("tree.0", at, kind)
+        assert (element.leaf, element.position, element.kind) == ("tree.0", position, kind)
         assert (element.count, element.size) == (1, 42)
 
 
@@ -72,7 +72,7 @@ def test_double_precision_and_imaginary_parts() -> None:
     with jax.enable_x64():
         element = first_not_finite(with_bad_value((9,), (4,), np.nan, np.float64)).read("loss")
         assert str(element) == "loss[4] is nan; 1 of 9 are not finite"
-        # As large as this is infinite in single precision only.
+        # The value is infinite in single precision only.
         check_finite(jnp.full(3, 1e300), wait=True)
     element = first_not_finite({"z": jnp.array([1 + 1j, complex(1, -np.inf)])}).read()
     assert str(element) == "tree.z[1] is -inf; 1 of 2 are not finite"
@@ -85,13 +85,13 @@ def test_the_first_element_of_the_first_leaf_is_found() -> None:
         for leaf in leaves:
             leaf[random.random(leaf.shape) < 0.01] = np.nan
         element = first_not_finite(leaves).read()
-        bad = [number for number, leaf in enumerate(leaves) if not np.isfinite(leaf).all()]
-        if not bad:
+        bad_leaves = [index for index, leaf in enumerate(leaves) if not np.isfinite(leaf).all()]
+        if not bad_leaves:
             assert element is None
             continue
-        first = leaves[bad[0]]
+        first = leaves[bad_leaves[0]]
         assert element is not None
-        assert element.leaf == f"tree.{bad[0]}"
+        assert element.leaf == f"tree.{bad_leaves[0]}"
         assert element.position == tuple(np.argwhere(np.isnan(first))[0])
         assert element.count == np.isnan(first).sum()
 
@@ -111,7 +111,7 @@ def test_finite_trees_raise_nothing(tree: Any) -> None:
     check_finite(tree, wait=True)
 
 
-def test_a_single_number() -> None:
+def test_a_single_number_is_checked() -> None:
     with pytest.raises(NotFinite, match=r"^loss is inf; 1 of 1 are not finite$"):
         check_finite(jnp.float32(np.inf), "loss", wait=True)
 
@@ -155,12 +155,12 @@ def test_axis_groups_cover_leaves_of_any_size() -> None:
 
 
 def test_a_leaf_larger_than_memory_compiles() -> None:
-    """Its position and count need more than 31 bits."""
-    huge = jax.ShapeDtypeStruct((3, 2**31 + 1), jnp.bfloat16)
-    assert jax.eval_shape(first_not_finite, huge).encoded.shape == (5,)
+    """Check a leaf whose position and count need more than 31 bits."""
+    huge_leaf = jax.ShapeDtypeStruct((3, 2**31 + 1), jnp.bfloat16)
+    assert jax.eval_shape(first_not_finite, huge_leaf).encoded.shape == (5,)
 
 
-def test_shards_on_several_devices() -> None:
+def test_shards_on_several_devices_are_checked() -> None:
     mesh = jax.make_mesh((4, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
     for spec in (("data", "model"), ("data",), (None, "data"), ()):
         x = np.ones((8, 16), np.float32)
@@ -171,7 +171,7 @@ def test_shards_on_several_devices() -> None:
             check_finite([sharded, np.ones(3, np.float32)], "w", wait=True)
 
 
-def test_shards_are_not_moved() -> None:
+def test_shards_are_checked_without_moving_them() -> None:
     mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
     x = jax.device_put(np.ones((8, 64), np.float32), NamedSharding(mesh, PartitionSpec("data")))
     assert "all-gather" not in reduction.lower((x,)).compile().as_text()
@@ -195,72 +195,72 @@ class PendingResult:
 
 
 @pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch) -> list[PendingResult]:
-    """The results of all reductions, in order, which are not ready by themselves."""
-    results: list[PendingResult] = []
+def pending_results(monkeypatch: pytest.MonkeyPatch) -> list[PendingResult]:
+    """Return the results of all reductions, in order, which become ready on request only."""
+    pending_results: list[PendingResult] = []
     reduce = finite._reduce
 
     def reduce_later(leaves: Any) -> PendingResult:
-        results.append(PendingResult(reduce(leaves)))
-        return results[-1]
+        pending_results.append(PendingResult(reduce(leaves)))
+        return pending_results[-1]
 
     monkeypatch.setattr(finite, "_reduce", reduce_later)
-    return results
+    return pending_results
 
 
 GOOD, BAD = jnp.ones(3), jnp.array([1.0, jnp.nan, 1.0])
 
 
-def test_no_call_waits(results: list[PendingResult]) -> None:
+def test_no_call_waits(pending_results: list[PendingResult]) -> None:
     check_finite(GOOD, step=0)
     check_finite(BAD, step=1)
     check_finite(GOOD, step=2)
-    assert [result.reads for result in results] == [0, 0, 0]
-    results[0].ready = True
+    assert [result.reads for result in pending_results] == [0, 0, 0]
+    pending_results[0].ready = True
     check_finite(GOOD, step=3)
-    assert [result.reads for result in results] == [1, 0, 0, 0]
-    results[1].ready = True
+    assert [result.reads for result in pending_results] == [1, 0, 0, 0]
+    pending_results[1].ready = True
     with pytest.raises(NotFinite, match=r"^step 1: tree"):
         check_finite(GOOD, step=4)
 
 
-def test_an_error_is_raised_once(results: list[PendingResult]) -> None:
+def test_an_error_is_raised_once(pending_results: list[PendingResult]) -> None:
     check_finite(BAD, step=0)
     check_finite(BAD, step=1)
-    results[0].ready = results[1].ready = True
+    pending_results[0].ready = pending_results[1].ready = True
     with pytest.raises(NotFinite, match=r"^step 0"):
         check_finite(BAD, step=2)
     check_finite(GOOD, step=3, wait=True)
 
 
-def test_waiting_reads_all(results: list[PendingResult]) -> None:
+def test_waiting_reads_all(pending_results: list[PendingResult]) -> None:
     check_finite(GOOD)
     check_finite(GOOD)
     check_finite(GOOD, wait=True)
-    assert [result.reads for result in results] == [1, 1, 1]
+    assert [result.reads for result in pending_results] == [1, 1, 1]
 
 
 def test_a_host_far_ahead_waits_for_the_oldest(
-    results: list[PendingResult], monkeypatch: pytest.MonkeyPatch
+    pending_results: list[PendingResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finite, "MAX_PENDING", 3)
     for _ in range(5):
         check_finite(GOOD)
-    assert [result.reads for result in results] == [1, 1, 0, 0, 0]
+    assert [result.reads for result in pending_results] == [1, 1, 0, 0, 0]
 
 
-def test_threads_have_their_own_queues(results: list[PendingResult]) -> None:
+def test_threads_have_their_own_queues(pending_results: list[PendingResult]) -> None:
     check_finite(BAD)
-    results[0].ready = True
+    pending_results[0].ready = True
     raised: list[BaseException] = []
 
-    def other() -> None:
+    def check_in_thread() -> None:
         try:
             check_finite(GOOD, wait=True)
         except NotFinite as error:
             raised.append(error)
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=check_in_thread)
     thread.start()
     thread.join()
     assert raised == []
@@ -286,11 +286,11 @@ def test_a_jitted_step_can_return_the_check() -> None:
         updated = jax.tree.map(jnp.log, params)
         return updated, first_not_finite(updated)
 
-    _, good = step({"w": jnp.ones((2, 2))})
-    check_finite(good, "params", step=1, wait=True)
-    _, bad = step({"w": jnp.array([[1.0, 2.0], [0.0, -1.0]])})
+    _, good_check = step({"w": jnp.ones((2, 2))})
+    check_finite(good_check, "params", step=1, wait=True)
+    _, bad_check = step({"w": jnp.array([[1.0, 2.0], [0.0, -1.0]])})
     with pytest.raises(NotFinite, match=r"^step 2: params\.w\[1, 0\] is -inf; 2 of 4"):
-        check_finite(bad, "params", step=2, wait=True)
+        check_finite(bad_check, "params", step=2, wait=True)
 
 
 def test_a_traced_tree_is_a_user_error() -> None:
@@ -303,7 +303,7 @@ def test_a_traced_tree_is_a_user_error() -> None:
         step(GOOD)
 
 
-def test_one_program_for_each_structure() -> None:
+def test_each_structure_is_compiled_once() -> None:
     reduction.clear_cache()
     for i in range(5):
         check_finite({"a": jnp.full(3, float(i)), "b": jnp.ones((2, 2))}, wait=True)

@@ -14,23 +14,25 @@ from drumline.numerics.implementations import UnderJax
 class NarrowMatmul:
     """A matmul that rounds its operands to a narrower type."""
 
-    def __init__(self, operands: Any) -> None:
-        self._operands = operands
+    def __init__(self, round_operands: Any) -> None:
+        self._round_operands = round_operands
 
     def __call__(self, a: Any, b: Any) -> Any:
-        return self._operands(a.astype(np.float64)) @ self._operands(b.astype(np.float64))
+        return self._round_operands(a.astype(np.float64)) @ self._round_operands(
+            b.astype(np.float64)
+        )
 
     def seconds(self, *_: Any) -> float:
         return 0.5
 
 
-def survey_with(monkeypatch: pytest.MonkeyPatch, operands: Any) -> Any:
+def survey_with(monkeypatch: pytest.MonkeyPatch, round_operands: Any) -> Any:
     """Return a survey of a device with this rounding of the operands."""
     monkeypatch.setattr(
         matmul,
         "matmul_implementations",
         lambda: {
-            matmul.DEFAULT: NarrowMatmul(lambda x: operands(x).astype(np.float32)),
+            matmul.DEFAULT: NarrowMatmul(lambda x: round_operands(x).astype(np.float32)),
             matmul.HIGHEST: UnderJax(jnp.matmul, "highest"),
         },
     )
@@ -38,13 +40,13 @@ def survey_with(monkeypatch: pytest.MonkeyPatch, operands: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("operands", "name"),
+    ("round_operands", "name"),
     [(round_to_tf32, "TF32"), (round_to_bfloat16, "bfloat16"), (lambda x: x, "float32")],
 )
 def test_the_default_type_is_identified_by_its_results(
-    operands: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    round_operands: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    survey = survey_with(monkeypatch, operands)
+    survey = survey_with(monkeypatch, round_operands)
     assert survey.default == name
     verdict = " ".join(survey.verdict())
     assert f"multiplies float32 as {name}" in verdict

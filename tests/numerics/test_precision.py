@@ -1,4 +1,4 @@
-"""A function in several execution modes: the changes, the first operation and the reason."""
+"""Functions in several execution modes: the changes, their first operation and the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from drumline.numerics.rounding.tracing import TracedFunction, make_closed_jaxpr
 LENGTH = 30
 
 
-def normal(*shape: int, seed: int = 0) -> jax.Array:
+def random_array(*shape: int, seed: int = 0) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape)
 
 
@@ -42,27 +42,29 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def line(function: Callable[..., Any], marked: str) -> int:
+def line(function: Callable[..., Any], marker: str) -> int:
     """Return the number of the function's line that ends with `# marked`."""
-    lines, first = inspect.getsourcelines(function)
-    return first + next(i for i, text in enumerate(lines) if text.rstrip().endswith(f"# {marked}"))
+    lines, first_index = inspect.getsourcelines(function)
+    return first_index + next(
+        i for i, text in enumerate(lines) if text.rstrip().endswith(f"# {marker}")
+    )
 
 
 def run_in(report: PrecisionReport, mode: ExecutionMode) -> VariantReport:
     return next(variant for variant in report.variants if variant.mode is mode)
 
 
-# Where it parts -----------------------------------------------------------------------------------
+# The first difference -----------------------------------------------------------------------------
 
 
 def rounded_intermediate(x: jax.Array) -> jax.Array:
-    short = x * jnp.bfloat16(3.1)  # rounded
-    wide = short.astype(jnp.float32)  # wide again
-    return jnp.tanh(wide)
+    rounded_product = x * jnp.bfloat16(3.1)  # rounded
+    widened = rounded_product.astype(jnp.float32)  # wide again
+    return jnp.tanh(widened)
 
 
 def test_a_dropped_rounding_is_found_at_its_line() -> None:
-    report = precision(rounded_intermediate, normal(64, 64).astype(jnp.bfloat16))
+    report = precision(rounded_intermediate, random_array(64, 64).astype(jnp.bfloat16))
     no_excess = run_in(report, ExecutionMode.NO_EXCESS)
     assert 0 < no_excess.changes <= 64 * 64
     assert no_excess.first is not None
@@ -74,7 +76,7 @@ def test_a_dropped_rounding_is_found_at_its_line() -> None:
     assert operation.source.line == line(rounded_intermediate, "wide again")
     assert "its bfloat16 operand was kept in float32" in no_excess.first.reason
     assert f":{line(rounded_intermediate, 'rounded')} never happened" in no_excess.first.reason
-    # As compiled it is closer to exact arithmetic, and not what was written.
+    # The compiled result is closer to exact arithmetic, but differs from the written rounding.
     compiled, rounded = report.as_compiled.outputs[0].error, no_excess.outputs[0].error
     assert compiled is not None
     assert rounded is not None
@@ -83,15 +85,15 @@ def test_a_dropped_rounding_is_found_at_its_line() -> None:
 
 
 def test_op_by_op_distinguishes_a_dropped_rounding_from_fusion() -> None:
-    report = precision(rounded_intermediate, normal(64, 64).astype(jnp.bfloat16))
+    report = precision(rounded_intermediate, random_array(64, 64).astype(jnp.bfloat16))
     op_by_op = run_in(report, ExecutionMode.OP_BY_OP)
     assert op_by_op.same_as is ExecutionMode.NO_EXCESS
     assert op_by_op.first == run_in(report, ExecutionMode.NO_EXCESS).first
     assert "op by op" not in report.verdict
 
 
-def test_a_function_that_nothing_changes() -> None:
-    report = precision(lambda x, y: x + y, normal(8), normal(8, seed=1))
+def test_a_function_without_changes_is_reported() -> None:
+    report = precision(lambda x, y: x + y, random_array(8), random_array(8, seed=1))
     assert not report.changes
     assert [variant.first for variant in report.variants] == [None, None, None]
     assert report.verdict.startswith("nothing changes on this device (")
@@ -101,14 +103,14 @@ def test_a_function_that_nothing_changes() -> None:
 
 
 def additions(x: jax.Array) -> jax.Array:
-    for number in range(LENGTH):
-        x = x + (number + 0.5)
+    for index in range(LENGTH):
+        x = x + (index + 0.5)
     return x
 
 
 @pytest.fixture(scope="module")
 def chain() -> TracedFunction:
-    traced = trace(additions, [normal(4)])
+    traced = trace(additions, [random_array(4)])
     assert len(traced) == LENGTH
     return traced
 
@@ -122,8 +124,8 @@ def with_subtraction(traced: TracedFunction, index: int) -> ProgramInMode:
     return ProgramInMode(ExecutionMode.OP_BY_OP, replace(traced, closed_jaxpr=closed))
 
 
-def first(search: DifferenceSearch, other: OperationRunner, end: int) -> int | None:
-    difference = search.find(other, [end])
+def first_index(search: DifferenceSearch, execution: OperationRunner, end: int) -> int | None:
+    difference = search.find(execution, [end])
     return None if difference is None else difference[0]
 
 
@@ -141,30 +143,32 @@ class CountingExecution:
 
 @pytest.mark.parametrize("index", range(LENGTH))
 def test_a_change_is_found_at_any_operation(chain: TracedFunction, index: int) -> None:
-    other = CountingExecution(with_subtraction(chain, index))
+    execution = CountingExecution(with_subtraction(chain, index))
     search = DifferenceSearch(chain, ProgramInMode(ExecutionMode.OP_BY_OP, chain))
-    assert first(search, other, LENGTH - 1) == index
-    assert other.run_count <= math.ceil(math.log2(LENGTH)) + 2
+    assert first_index(search, execution, LENGTH - 1) == index
+    assert execution.run_count <= math.ceil(math.log2(LENGTH)) + 2
 
 
 @dataclass(frozen=True)
 class FakeExecution:
     """An execution with results that differ from 0 at some operations."""
 
-    at: frozenset[int] = frozenset()
+    positions: frozenset[int] = frozenset()
 
     def results(self, index: int) -> list[np.ndarray]:
-        return [floats(index in self.at)]
+        return [floats(index in self.positions)]
 
 
 @given(st.frozensets(st.integers(0, LENGTH - 1), min_size=1))
 @settings(deadline=None, max_examples=200)
-def test_a_disappearing_difference_ends_at_neighbours(at: frozenset[int]) -> None:
+def test_a_disappearing_difference_ends_at_neighbours(positions: frozenset[int]) -> None:
     traced = trace(additions, [np.float32(1)])
-    index = first(DifferenceSearch(traced, FakeExecution()), FakeExecution(at), max(at))
+    index = first_index(
+        DifferenceSearch(traced, FakeExecution()), FakeExecution(positions), max(positions)
+    )
     assert index is not None
-    assert index in at
-    assert index == 0 or index - 1 not in at
+    assert index in positions
+    assert index == 0 or index - 1 not in positions
 
 
 def test_the_differing_branch_is_found_behind_an_agreeing_one() -> None:
@@ -173,7 +177,7 @@ def test_the_differing_branch_is_found_behind_an_agreeing_one() -> None:
         right = jnp.cos(jnp.cos(jnp.cos(x)))
         return left + right
 
-    traced = trace(branches, [normal(4)])
+    traced = trace(branches, [random_array(4)])
     assert [e.primitive.name for e in traced.closed_jaxpr.jaxpr.eqns] == [
         "sin",
         "cos",
@@ -182,47 +186,54 @@ def test_the_differing_branch_is_found_behind_an_agreeing_one() -> None:
         "add",
     ]
     assert (
-        first(DifferenceSearch(traced, FakeExecution()), FakeExecution(frozenset({0, 4})), 4) == 0
+        first_index(DifferenceSearch(traced, FakeExecution()), FakeExecution(frozenset({0, 4})), 4)
+        == 0
     )
 
 
 def test_an_output_that_agrees_by_itself_has_no_first_operation(
     chain: TracedFunction,
 ) -> None:
-    assert first(DifferenceSearch(chain, FakeExecution()), FakeExecution(), LENGTH - 1) is None
+    assert (
+        first_index(DifferenceSearch(chain, FakeExecution()), FakeExecution(), LENGTH - 1) is None
+    )
 
 
 def test_the_reason_for_a_matmul_is_its_precision() -> None:
-    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    def matmul(x: jax.Array, y: jax.Array) -> jax.Array:
         return x @ y
 
-    tried = {
-        variant.mode: variant for variant in all_executions(product, [normal(4, 4), normal(4, 4)])
+    variants = {
+        variant.mode: variant
+        for variant in all_executions(matmul, [random_array(4, 4), random_array(4, 4)])
     }
-    equation = tried[ExecutionMode.HIGHEST].program.closed_jaxpr.jaxpr.eqns[0]
+    equation = variants[ExecutionMode.HIGHEST].program.closed_jaxpr.jaxpr.eqns[0]
     assert equation.params["precision"] == (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
     assert (
-        tried[ExecutionMode.AS_COMPILED].program.closed_jaxpr.jaxpr.eqns[0].params["precision"]
+        variants[ExecutionMode.AS_COMPILED].program.closed_jaxpr.jaxpr.eqns[0].params["precision"]
         is None
     )
     reason = explain(
-        tried[ExecutionMode.HIGHEST].program, 0, ExecutionMode.HIGHEST, is_excess=False
+        variants[ExecutionMode.HIGHEST].program, 0, ExecutionMode.HIGHEST, is_excess=False
     )
     assert reason.startswith("a matmul at default precision")
 
 
 def test_a_fused_multiply_and_add_is_explained() -> None:
-    def fused(x: jax.Array, y: jax.Array) -> jax.Array:
+    def multiply_and_subtract(x: jax.Array, y: jax.Array) -> jax.Array:
         return x * y - x
 
     reason = explain(
-        trace(fused, [normal(4), normal(4)]), 1, ExecutionMode.OP_BY_OP, is_excess=False
+        trace(multiply_and_subtract, [random_array(4), random_array(4)]),
+        1,
+        ExecutionMode.OP_BY_OP,
+        is_excess=False,
     )
     assert "a multiply and an add became one rounding" in reason
     assert f"{__name__.rpartition('.')[2]}.py:" in reason
 
 
-# Every function that JAX can trace ----------------------------------------------------------------
+# Kinds of traced functions ------------------------------------------------------------------------
 
 
 @jax.jit
@@ -252,7 +263,7 @@ def nested(x: jax.Array, w: jax.Array) -> dict[str, Any]:
 
 
 def test_inlined_calls_compute_the_same_as_jit() -> None:
-    x, w = normal(4, 8), normal(8, 8, seed=1)
+    x, w = random_array(4, 8), random_array(8, 8, seed=1)
     traced = trace(nested, [x, w])
     assert not {"jit", "checkpoint", "custom_vjp_call", "custom_jvp_call"} & {
         equation.primitive.name for equation in traced.closed_jaxpr.jaxpr.eqns
@@ -272,7 +283,7 @@ def test_inlined_calls_compute_the_same_as_jit() -> None:
 
 
 def test_a_function_called_twice_is_inlined_twice() -> None:
-    x = normal(8)
+    x = random_array(8)
     traced = trace(lambda x: inner(inner(x)), [x])
     [output] = ProgramInMode(ExecutionMode.OP_BY_OP, traced).outputs()
     np.testing.assert_array_equal(output, jnp.where(x > 0, x, np.float32(0.1) * (0.1 * x)))
@@ -281,12 +292,12 @@ def test_a_function_called_twice_is_inlined_twice() -> None:
 def test_a_rounding_inside_a_loop_is_found_at_the_loop() -> None:
     def loop(x: jax.Array) -> jax.Array:
         def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-            short = x.astype(jnp.bfloat16) * jnp.bfloat16(1.1)
-            return short.astype(jnp.float32), None
+            bf16_product = x.astype(jnp.bfloat16) * jnp.bfloat16(1.1)
+            return bf16_product.astype(jnp.float32), None
 
         return lax.scan(body, jnp.sin(x), None, length=3)[0]  # looped
 
-    no_excess = run_in(precision(loop, normal(64)), ExecutionMode.NO_EXCESS)
+    no_excess = run_in(precision(loop, random_array(64)), ExecutionMode.NO_EXCESS)
     assert no_excess.first is not None
     assert no_excess.first.operation.primitive == "scan"
     assert no_excess.first.operation.source is not None
@@ -295,32 +306,34 @@ def test_a_rounding_inside_a_loop_is_found_at_the_loop() -> None:
 
 
 def test_a_changed_index_is_an_output_that_changes() -> None:
-    def choice(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        short = x * jnp.bfloat16(1.1)
-        best = short.max(axis=-1, keepdims=True)
-        reached = short.astype(jnp.float32) >= best.astype(jnp.float32)  # compared
-        return jnp.argmax(reached, axis=-1), reached
+    def choose(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        bf16_product = x * jnp.bfloat16(1.1)
+        maximum = bf16_product.max(axis=-1, keepdims=True)
+        at_maximum = bf16_product.astype(jnp.float32) >= maximum.astype(jnp.float32)  # compared
+        return jnp.argmax(at_maximum, axis=-1), at_maximum
 
-    report = precision(choice, normal(64, 32).astype(jnp.bfloat16))
+    report = precision(choose, random_array(64, 32).astype(jnp.bfloat16))
     no_excess = run_in(report, ExecutionMode.NO_EXCESS)
-    indices, reached = no_excess.outputs
-    assert (indices.kind, reached.kind) == ("int32[64]", "bool[64,32]")
+    indices, at_maximum = no_excess.outputs
+    assert (indices.kind, at_maximum.kind) == ("int32[64]", "bool[64,32]")
     assert indices.change.differing > 0
     assert indices.change.ulps is None
     assert no_excess.first is not None
     assert no_excess.first.operation.source is not None
-    assert no_excess.first.operation.source.line == line(choice, "compared")
+    assert no_excess.first.operation.source.line == line(choose, "compared")
 
 
 def test_nested_functions_have_a_reference_in_float64() -> None:
-    x, w = normal(4, 8), normal(8, 8, seed=1)
+    x, w = random_array(4, 8), random_array(8, 8, seed=1)
     exact = run_in_float64(trace(nested, [x, w]))
-    wide = [np.asarray(array, np.float64) for array in (x, w)]
-    state = np.where(wide[0] > 0, wide[0], np.float64(np.float32(0.1)) * wide[0])
+    float64_inputs = [np.asarray(array, np.float64) for array in (x, w)]
+    state = np.where(
+        float64_inputs[0] > 0, float64_inputs[0], np.float64(np.float32(0.1)) * float64_inputs[0]
+    )
     sums = []
     for scale in (1.0, 2.0, 3.0):
-        product = state @ wide[1]
-        slope = np.where(product > 0, product, np.float64(np.float32(0.1)) * product)
+        matmul = state @ float64_inputs[1]
+        slope = np.where(matmul > 0, matmul, np.float64(np.float32(0.1)) * matmul)
         state = np.tanh(slope * scale)
         sums.append(state.sum())
     positive = np.maximum(state, 0)
@@ -332,73 +345,75 @@ def test_nested_functions_have_a_reference_in_float64() -> None:
 
 
 def test_complex_numbers_and_a_solver_have_a_reference() -> None:
-    def solved(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def solve_and_transform(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.linalg.solve(x, x[0]), jnp.fft.fft(x[1]) * (1 + 2j)
 
-    x = normal(6, 6)
-    wide = np.asarray(x, np.float64)
-    solution, waves = run_in_float64(trace(solved, [x]))
-    np.testing.assert_allclose(solution, np.linalg.solve(wide, wide[0]), rtol=1e-9)
-    np.testing.assert_allclose(waves, np.fft.fft(wide[1]) * (1 + 2j), rtol=1e-12)
-    error = precision(solved, x).as_compiled.outputs[1].error
+    x = random_array(6, 6)
+    float64_inputs = np.asarray(x, np.float64)
+    solution, waves = run_in_float64(trace(solve_and_transform, [x]))
+    np.testing.assert_allclose(
+        solution, np.linalg.solve(float64_inputs, float64_inputs[0]), rtol=1e-9
+    )
+    np.testing.assert_allclose(waves, np.fft.fft(float64_inputs[1]) * (1 + 2j), rtol=1e-12)
+    error = precision(solve_and_transform, x).as_compiled.outputs[1].error
     assert error is not None
     assert error.ulps is not None
     assert 0 < error.ulps < 100
 
 
 def test_random_numbers_are_the_same_in_the_reference() -> None:
-    def drawn(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def draw_twice(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jax.random.uniform(key, (16,)), jax.random.split(key)
 
     key = jax.random.key(3)
-    uniform, keys = run_in_float64(trace(drawn, [key]))
-    np.testing.assert_array_equal(uniform, np.asarray(drawn(key)[0], np.float64))
+    uniform, keys = run_in_float64(trace(draw_twice, [key]))
+    np.testing.assert_array_equal(uniform, np.asarray(draw_twice(key)[0], np.float64))
     np.testing.assert_array_equal(keys, jax.random.key_data(jax.random.split(key)))
-    assert not precision(drawn, key).changes
+    assert not precision(draw_twice, key).changes
 
 
 def test_without_float64_the_reference_is_left_out() -> None:
-    def of_bits(x: jax.Array) -> jax.Array:
+    def low_bits(x: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(x, jnp.int32) & 7
 
     with pytest.raises(
         Float64Unavailable, match=r"bitcast_convert_type at .*test_precision.py:\d+ cannot"
     ):
-        run_in_float64(trace(of_bits, [normal(8)]))
-    report = precision(of_bits, normal(8))
+        run_in_float64(trace(low_bits, [random_array(8)]))
+    report = precision(low_bits, random_array(8))
     assert report.as_compiled.outputs[0].error is None
     assert "bitcast_convert_type" in report.left_out[0]
 
 
 def test_prints_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
-    def talks(x: jax.Array) -> jax.Array:
+    def printing(x: jax.Array) -> jax.Array:
         jax.debug.print("x is {}", x)
         return x * 2
 
-    assert precision(talks, normal(4)).operations == 1
+    assert precision(printing, random_array(4)).operations == 1
     jax.effects_barrier()  # type: ignore[no-untyped-call]
     assert capfd.readouterr().out == ""
 
 
 def test_the_options_of_the_users_jit_are_kept() -> None:
-    own = jax.jit(rounded_intermediate, compiler_options={"xla_allow_excess_precision": False})
+    user_jit = jax.jit(rounded_intermediate, compiler_options={"xla_allow_excess_precision": False})
     assert not run_in(
-        precision(own, normal(64, 64).astype(jnp.bfloat16)), ExecutionMode.NO_EXCESS
+        precision(user_jit, random_array(64, 64).astype(jnp.bfloat16)), ExecutionMode.NO_EXCESS
     ).changes
 
 
 def test_inputs_that_are_not_arrays_are_passed_on() -> None:
-    def scaled(x: jax.Array, how: dict[str, Any]) -> jax.Array:
-        return x * how["by"] if how["mode"] == "times" else x
+    def scale_by(x: jax.Array, options: dict[str, Any]) -> jax.Array:
+        return x * options["by"] if options["mode"] == "times" else x
 
-    assert precision(scaled, normal(4), {"mode": "times", "by": 2.0}).operations == 2
+    assert precision(scale_by, random_array(4), {"mode": "times", "by": 2.0}).operations == 2
 
 
 def test_an_output_that_is_an_input_and_a_constant_output() -> None:
-    def passed(x: jax.Array) -> tuple[Any, ...]:
+    def pass_through(x: jax.Array) -> tuple[Any, ...]:
         return x, jnp.ones(3), np.arange(4), True
 
-    report = precision(passed, normal(4))
+    report = precision(pass_through, random_array(4))
     assert not report.changes
     kinds = [output.kind for output in report.as_compiled.outputs]
     assert kinds == ["float32[4]", "float32[3]", "int32[4]", "bool[]"]
@@ -430,18 +445,18 @@ def test_ulps_are_those_of_the_dtype() -> None:
     difference = measure_difference(compiled, reference.astype(np.float32))
     assert (difference.elements, difference.differing, difference.ulps) == (5, 1, 1.0)
     assert difference.largest == 2.0**-22
-    short = measure_difference(
+    bf16_product = measure_difference(
         jnp.bfloat16([1.0]).__array__(), jnp.bfloat16([1.0078125]).__array__()
     )
-    assert short.ulps == 1.0
-    across = measure_difference(floats(1e-45), floats(-1e-45))
-    assert across.ulps == 2.0
+    assert bf16_product.ulps == 1.0
+    across_zero = measure_difference(floats(1e-45), floats(-1e-45))
+    assert across_zero.ulps == 2.0
     assert measure_difference(floats(1.0), floats(np.inf)).largest == np.inf
     assert measure_difference(floats(1.0), floats(np.nan)).ulps == np.inf
-    signed = measure_difference(floats(0.0), floats(-0.0))
-    assert (signed.differing, signed.largest) == (1, 0.0)
-    whole = measure_difference(np.array([1, 2, 3]), np.array([1, 5, 3]))
-    assert (whole.differing, whole.largest, whole.ulps) == (1, 3.0, None)
+    signed_zeros = measure_difference(floats(0.0), floats(-0.0))
+    assert (signed_zeros.differing, signed_zeros.largest) == (1, 0.0)
+    integers = measure_difference(np.array([1, 2, 3]), np.array([1, 5, 3]))
+    assert (integers.differing, integers.largest, integers.ulps) == (1, 3.0, None)
 
 
 def test_flipped_decisions_are_counted_with_their_margins() -> None:
@@ -454,8 +469,8 @@ def test_flipped_decisions_are_counted_with_their_margins() -> None:
     assert (flips.output, flips.decisions, flips.flipped) == ("logits", 6, 2)
     assert flips.largest == Margin(2.0, 2.0 * 2**21)
     assert flips.median == Margin(1.0, 2**21)
-    same = count_flips("logits", compiled.astype(np.float32), compiled.astype(np.float32))
-    assert (same.flipped, same.largest, same.median) == (0, None, None)
+    no_flips = count_flips("logits", compiled.astype(np.float32), compiled.astype(np.float32))
+    assert (no_flips.flipped, no_flips.largest, no_flips.median) == (0, None, None)
 
 
 def test_rows_of_minus_infinity_have_no_margin() -> None:
@@ -464,13 +479,13 @@ def test_rows_of_minus_infinity_have_no_margin() -> None:
 
 
 def test_the_output_for_the_argmax_must_exist() -> None:
-    def two(x: jax.Array) -> dict[str, jax.Array]:
+    def scores_and_token(x: jax.Array) -> dict[str, jax.Array]:
         return {"scores": x * 2, "token": jnp.argmax(x, axis=-1)}
 
-    report = precision(two, normal(3, 5), argmax=True)
+    report = precision(scores_and_token, random_array(3, 5), argmax=True)
     assert [counted.output for counted in report.variants[0].flips] == ["scores"]
     assert report.variants[0].flips[0].decisions == 3
     with pytest.raises(UserError, match="there is no output logits; there is scores, token"):
-        precision(two, normal(3, 5), output="logits")
+        precision(scores_and_token, random_array(3, 5), output="logits")
     with pytest.raises(UserError, match=r"the output token is int32\[3\]"):
-        precision(two, normal(3, 5), output="token")
+        precision(scores_and_token, random_array(3, 5), output="token")

@@ -19,7 +19,7 @@ def layer(x: jax.Array, w: jax.Array) -> dict[str, jax.Array]:
     return {"logits": jax.nn.softmax(x @ w), "norm": jnp.linalg.norm(x)}
 
 
-def operands() -> tuple[np.ndarray, np.ndarray]:
+def random_operands() -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
     return (
         random.standard_normal((4, 16)).astype(np.float32),
@@ -27,8 +27,8 @@ def operands() -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def test_a_clean_function_on_four_devices() -> None:
-    repetition = repeat(layer, operands(), devices=jax.devices()[:4])
+def test_a_deterministic_function_gives_the_same_bits_on_four_devices() -> None:
+    repetition = repeat(layer, random_operands(), devices=jax.devices()[:4])
     assert repetition.identical
     assert repetition.majority
     assert repetition.verdict == "identical: 3 runs on each of 4 devices gave the same bits"
@@ -37,28 +37,28 @@ def test_a_clean_function_on_four_devices() -> None:
 
 
 def test_every_run_is_on_its_device() -> None:
-    where = []
+    output_devices = []
 
     def run(function: Any, inputs: tuple[Any, ...], device: jax.Device) -> Any:
         outputs = run_on(function, inputs, device)
-        where.append(set.union(*(leaf.devices() for leaf in jax.tree.leaves(outputs))))
+        output_devices.append(set.union(*(leaf.devices() for leaf in jax.tree.leaves(outputs))))
         return outputs
 
     devices = jax.devices()[2:5]
-    repeat(layer, operands(), devices=devices, runs=1, run=run)
+    repeat(layer, random_operands(), devices=devices, runs=1, run=run)
     repeat(lambda: jnp.arange(3.0), devices=devices, runs=1, run=run)
-    assert where == [{device} for device in devices] * 2
+    assert output_devices == [{device} for device in devices] * 2
 
 
 def test_a_function_that_counts_does_not_repeat() -> None:
     calls = itertools.count()
 
-    def noisy(x: jax.Array) -> dict[str, jax.Array]:
+    def counting_function(x: jax.Array) -> dict[str, jax.Array]:
         shape = jax.ShapeDtypeStruct((), jnp.float32)
         count = jax.pure_callback(lambda: np.float32(next(calls)), shape)
         return {"same": x, "noisy": x.at[1].add(count)}
 
-    repetition = repeat(noisy, (jnp.ones(3),), devices=jax.devices()[:1], runs=4)
+    repetition = repeat(counting_function, (jnp.ones(3),), devices=jax.devices()[:1], runs=4)
     assert not repetition.identical
     assert repetition.verdict == "different: 4 runs on the same inputs do not repeat on cpu:0"
     (device,) = repetition.devices
@@ -66,19 +66,19 @@ def test_a_function_that_counts_does_not_repeat() -> None:
     assert [(leaf.leaf, leaf.elements, leaf.first) for leaf in device.among_runs] == [
         ("noisy", 1, (1,))
     ]
-    everywhere = repeat(noisy, (jnp.ones(3),), devices=jax.devices()[:2], runs=2)
-    assert everywhere.verdict == (
+    all_devices = repeat(counting_function, (jnp.ones(3),), devices=jax.devices()[:2], runs=2)
+    assert all_devices.verdict == (
         "different: 2 runs on the same inputs do not repeat on any device"
     )
 
 
-def faulty_device(number: int, odd_run: int | None = None) -> Any:
+def faulty_device(device_id: int, odd_run: int | None = None) -> Any:
     """Return a `run` with logits that are three ulps off on one device, always or in one run."""
     runs = itertools.count()
 
     def run(function: Any, inputs: tuple[Any, ...], device: jax.Device) -> Any:
         outputs = run_on(function, inputs, device)
-        if device.id == number and odd_run in (None, next(runs)):
+        if device.id == device_id and odd_run in (None, next(runs)):
             logits = np.array(outputs["logits"])
             logits.view(np.int32)[2, 5] += 3
             logits.view(np.int32)[3, 0] -= 1
@@ -89,7 +89,7 @@ def faulty_device(number: int, odd_run: int | None = None) -> Any:
 
 
 def test_a_faulty_device_is_named() -> None:
-    repetition = repeat(layer, operands(), devices=jax.devices()[:4], run=faulty_device(2))
+    repetition = repeat(layer, random_operands(), devices=jax.devices()[:4], run=faulty_device(2))
     assert repetition.verdict == "different: cpu:2 does not agree with the other 3"
     assert [device.agrees for device in repetition.devices] == [True, True, False, True]
     assert all(device.repeats for device in repetition.devices)
@@ -100,13 +100,13 @@ def test_a_faulty_device_is_named() -> None:
 
 
 def test_the_first_device_may_be_the_faulty_one() -> None:
-    repetition = repeat(layer, operands(), devices=jax.devices()[:3], run=faulty_device(0))
+    repetition = repeat(layer, random_operands(), devices=jax.devices()[:3], run=faulty_device(0))
     assert repetition.verdict == "different: cpu:0 does not agree with the other 2"
 
 
 def test_a_single_odd_run_is_not_a_disagreement() -> None:
     repetition = repeat(
-        layer, operands(), devices=jax.devices()[:3], run=faulty_device(1, odd_run=1)
+        layer, random_operands(), devices=jax.devices()[:3], run=faulty_device(1, odd_run=1)
     )
     assert repetition.verdict == "different: 3 runs on the same inputs do not repeat on cpu:1"
     assert repetition.devices[1].odd_runs == (1,)
@@ -121,14 +121,14 @@ def test_a_device_that_does_not_repeat_has_no_vote() -> None:
         outputs = run_on(function, inputs, device)
         return outputs if device.id else {**outputs, "norm": outputs["norm"] + next(runs)}
 
-    repetition = repeat(layer, operands(), devices=jax.devices()[:3], runs=2, run=run)
+    repetition = repeat(layer, random_operands(), devices=jax.devices()[:3], runs=2, run=run)
     assert repetition.verdict == "different: 2 runs on the same inputs do not repeat on cpu:0"
     assert repetition.majority
     assert [device.agrees for device in repetition.devices] == [False, True, True]
 
 
 def test_two_devices_have_no_majority() -> None:
-    repetition = repeat(layer, operands(), devices=jax.devices()[:2], run=faulty_device(1))
+    repetition = repeat(layer, random_operands(), devices=jax.devices()[:2], run=faulty_device(1))
     assert not repetition.majority
     assert repetition.verdict == "different: the 2 devices disagree, and no result has a majority"
 
@@ -145,19 +145,19 @@ def report_of(*outputs: Any) -> Any:
 
 
 def test_bits_are_compared_and_not_values() -> None:
-    nan = np.array([np.nan, 1.0], np.float32)
-    assert report_of(nan, nan.copy()).identical
-    zeros = report_of(np.array([0.0], np.float32), np.array([-0.0], np.float32))
-    assert zeros.devices[0].among_runs == (LeafDifference("", 1, 1, (0,), 1),)
-    payload = nan.copy()
+    with_nan = np.array([np.nan, 1.0], np.float32)
+    assert report_of(with_nan, with_nan.copy()).identical
+    signed_zeros = report_of(np.array([0.0], np.float32), np.array([-0.0], np.float32))
+    assert signed_zeros.devices[0].among_runs == (LeafDifference("", 1, 1, (0,), 1),)
+    payload = with_nan.copy()
     payload.view(np.int32)[0] += 1
-    other = report_of(nan, payload)
-    assert other.devices[0].among_runs[0].ulps is None
-    assert "NaN against other bits" in str(other.devices[0].among_runs[0])
+    different_payload = report_of(with_nan, payload)
+    assert different_payload.devices[0].among_runs[0].ulps is None
+    assert "NaN against other bits" in str(different_payload.devices[0].among_runs[0])
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "ulps"),
+    ("first", "second", "ulps"),
     [
         (np.float32(1), np.nextafter(np.float32(1), np.float32(2)), 1),
         (np.float64(-1), np.float64(1), 2 * 0x3FF0000000000000 + 1),
@@ -169,24 +169,24 @@ def test_bits_are_compared_and_not_values() -> None:
         (np.True_, np.False_, 1),
     ],
 )
-def test_ulps_between_two_values(one: Any, other: Any, ulps: int) -> None:
-    (difference,) = report_of(np.array(one), np.array(other)).devices[0].among_runs
+def test_ulps_between_two_values(first: Any, second: Any, ulps: int) -> None:
+    (difference,) = report_of(np.array(first), np.array(second)).devices[0].among_runs
     assert (difference.first, difference.ulps) == ((), ulps)
 
 
 def test_random_keys_are_inputs_and_outputs() -> None:
-    def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        following, now = jax.random.split(key)
-        return following, jax.random.normal(now, (4,))
+    def split_and_draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        next_key, current_key = jax.random.split(key)
+        return next_key, jax.random.normal(current_key, (4,))
 
-    repetition = repeat(draw, (jax.random.key(0),), devices=jax.devices()[:2], runs=2)
+    repetition = repeat(split_and_draw, (jax.random.key(0),), devices=jax.devices()[:2], runs=2)
     assert repetition.identical
 
 
 @pytest.mark.parametrize(("runs", "devices"), [(0, 2), (-1, 2), (3, 0), (1, 1)])
 def test_too_few_runs_are_a_user_error(runs: int, devices: int) -> None:
     with pytest.raises(UserError, match=r"^repeat: "):
-        repeat(layer, operands(), devices=jax.devices()[:devices], runs=runs)
+        repeat(layer, random_operands(), devices=jax.devices()[:devices], runs=runs)
 
 
 def test_inputs_that_are_not_arrays_are_a_user_error() -> None:

@@ -23,8 +23,8 @@ from tests.numerics.faulty_topk import DTYPES, FAULTY_RESULTS, ROWS, Result, res
 def test_a_fault_is_found_at_its_position(check: TopKCheck, result: Result) -> None:
     column = FAULTY_RESULTS[check](result)
     failures = violations(result.x, result.values, result.indices)
-    assert {one.row for one in failures} == {(result.row,)}
-    columns = [one.column for one in failures if one.check is check]
+    assert {violation.row for violation in failures} == {(result.row,)}
+    columns = [violation.column for violation in failures if violation.check is check]
     assert columns
     assert column is None or column in columns
 
@@ -59,41 +59,49 @@ def test_equal_elements_are_interchangeable() -> None:
     for last in (1, 3, 4):
         assert violations(x, values, np.array([2, 0, last])) == []
     failures = violations(x, np.array([2.0, 1.0, 1.0], np.float32), np.array([0, 1, 3]))
-    assert [(one.check, one.row, one.column) for one in failures] == [(TopKCheck.MISSED, (), 2)]
+    assert [(violation.check, violation.row, violation.column) for violation in failures] == [
+        (TopKCheck.MISSED, (), 2)
+    ]
 
 
 def test_rows_have_an_index_for_each_axis() -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 10)).astype(np.float32)
     values, indices = (np.array(array) for array in lax.top_k(x, 4))
     indices[1, 2, 3] = 10
-    assert {one.row for one in violations(x, values, indices)} == {(1, 2)}
+    assert {violation.row for violation in violations(x, values, indices)} == {(1, 2)}
 
 
 def test_a_low_recall_by_chance_is_no_violation() -> None:
     random = np.random.default_rng(0)
     x = random.standard_normal((200, 512)).astype(np.float32)
     ranked = np.argsort(-x, axis=1)
-    kept = np.sort(np.argsort(random.random((200, 512)) > 0.95, axis=1, kind="stable")[:, :64])
-    indices = np.take_along_axis(ranked, kept, axis=1)
+    kept_ranks = np.sort(
+        np.argsort(random.random((200, 512)) > 0.95, axis=1, kind="stable")[:, :64]
+    )
+    indices = np.take_along_axis(ranked, kept_ranks, axis=1)
     values = np.take_along_axis(x, indices, axis=1)
-    share = recalls(x, indices)
-    assert share.min() < 0.95
-    missed = {
-        one.check for one in violations(x, values, indices, recall_target=float(share.mean()))
+    recall = recalls(x, indices)
+    assert recall.min() < 0.95
+    failed_checks = {
+        violation.check
+        for violation in violations(x, values, indices, recall_target=float(recall.mean()))
     }
-    assert missed <= {TopKCheck.MAXIMUM}
-    # The whole batch shows what no row does.
-    wrong = violations(x, values, indices, recall_target=0.98)
-    assert {one.row for one in wrong if one.check is TopKCheck.MISSED} == {
-        (row,) for row in range(200) if share[row] < 1
-    }
+    assert failed_checks <= {TopKCheck.MAXIMUM}
+    # The whole batch shows a low recall that no single row shows.
+    batch_violations = violations(x, values, indices, recall_target=0.98)
+    assert {
+        violation.row for violation in batch_violations if violation.check is TopKCheck.MISSED
+    } == {(row,) for row in range(200) if recall[row] < 1}
 
 
 @pytest.mark.parametrize(
-    ("chosen", "target", "allowed"), [(10, 1.0, 0), (1, 0.5, 1), (10, 0.95, 8), (64, 0.95, 19)]
+    ("approximate_k", "target", "allowed"),
+    [(10, 1.0, 0), (1, 0.5, 1), (10, 0.95, 8), (64, 0.95, 19)],
 )
-def test_allowed_misses(chosen: int, target: float, allowed: int) -> None:
-    assert allowed_misses(chosen, target) == allowed
+def test_misses_are_allowed_by_chance_at_the_recall_target(
+    approximate_k: int, target: float, allowed: int
+) -> None:
+    assert allowed_misses(approximate_k, target) == allowed
 
 
 @pytest.mark.parametrize(
@@ -110,8 +118,8 @@ def test_invalid_results_are_a_user_error(arguments: Any, message: str) -> None:
 
 
 def test_the_order_of_nan_and_zeros_in_jax() -> None:
-    odd = np.array([1.0, np.nan, np.inf, -np.inf, -0.0, 0.0, -np.nan], np.float32)
-    values, indices = jax.jit(lambda x: lax.top_k(x, 7))(odd)
+    special_values = np.array([1.0, np.nan, np.inf, -np.inf, -0.0, 0.0, -np.nan], np.float32)
+    values, indices = jax.jit(lambda x: lax.top_k(x, 7))(special_values)
     assert indices.tolist() == [1, 2, 0, 5, 4, 3, 6]
     assert np.isnan(np.asarray(values)[[0, -1]]).all()
 

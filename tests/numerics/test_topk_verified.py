@@ -32,11 +32,11 @@ def replace_approx_max_k(
 ) -> Iterator[Callable[[Approximate], None]]:
     """Return a function that replaces `lax.approx_max_k`."""
 
-    def put(wrong: Approximate) -> None:
+    def replace_function(approximate: Approximate) -> None:
         topk._compile_verified_indices.cache_clear()
-        monkeypatch.setattr(lax, "approx_max_k", lambda x, k, **_: wrong(x, k))
+        monkeypatch.setattr(lax, "approx_max_k", lambda x, k, **_: approximate(x, k))
 
-    yield put
+    yield replace_function
     topk._compile_verified_indices.cache_clear()
 
 
@@ -47,40 +47,40 @@ def run_with_callbacks(function: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-def hash_of_rows(x: jax.Array, below: int) -> jax.Array:
+def hash_of_rows(x: jax.Array, modulus: int) -> jax.Array:
     """Return a number that depends on the rows."""
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-    return (bits.sum() % below).astype(jnp.int32)
+    return (bits.sum() % modulus).astype(jnp.int32)
 
 
 def out_of_range(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     values, indices = lax.top_k(x, k)
-    wrong = jnp.where(hash_of_rows(x, 2) == 0, -1, x.shape[-1])
-    return values, indices.at[hash_of_rows(x, ROWS), hash_of_rows(x, k)].set(wrong)
+    bad_index = jnp.where(hash_of_rows(x, 2) == 0, -1, x.shape[-1])
+    return values, indices.at[hash_of_rows(x, ROWS), hash_of_rows(x, k)].set(bad_index)
 
 
-def named_twice(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def repeated_index(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     values, indices = lax.top_k(x, k)
-    row, at = hash_of_rows(x, ROWS), hash_of_rows(x, k - 1)
+    row, column = hash_of_rows(x, ROWS), hash_of_rows(x, k - 1)
     return (
-        values.at[row, at + 1].set(values[row, at]),
-        indices.at[row, at + 1].set(indices[row, at]),
+        values.at[row, column + 1].set(values[row, column]),
+        indices.at[row, column + 1].set(indices[row, column]),
     )
 
 
 def wrong_value(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     values, indices = lax.top_k(x, k)
-    row, at = hash_of_rows(x, ROWS), hash_of_rows(x, k)
-    return values.at[row, at].set(jnp.nextafter(values[row, at], x.dtype.type(-9))), indices
+    row, column = hash_of_rows(x, ROWS), hash_of_rows(x, k)
+    return values.at[row, column].set(jnp.nextafter(values[row, column], x.dtype.type(-9))), indices
 
 
 def not_descending(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     values, indices = lax.top_k(x, k)
-    row, at = hash_of_rows(x, ROWS), hash_of_rows(x, k - 1)
-    swapped = jnp.arange(k).at[at].set(at + 1).at[at + 1].set(at)
+    row, column = hash_of_rows(x, ROWS), hash_of_rows(x, k - 1)
+    permutation = jnp.arange(k).at[column].set(column + 1).at[column + 1].set(column)
     return (
-        values.at[row].set(values[row][swapped]),
-        indices.at[row].set(indices[row][swapped]),
+        values.at[row].set(values[row][permutation]),
+        indices.at[row].set(indices[row][permutation]),
     )
 
 
@@ -93,24 +93,24 @@ def no_maximum(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     )
 
 
-def too_many_missed(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def missed_elements(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """Miss all but the maximum."""
     values, indices = lax.top_k(x, x.shape[-1])
     row = hash_of_rows(x, ROWS)
-    kept = jnp.concatenate([jnp.arange(1), jnp.arange(k, 2 * k - 1)])
+    kept_ranks = jnp.concatenate([jnp.arange(1), jnp.arange(k, 2 * k - 1)])
     return (
-        values[:, :k].at[row].set(values[row][kept]),
-        indices[:, :k].at[row].set(indices[row][kept]),
+        values[:, :k].at[row].set(values[row][kept_ranks]),
+        indices[:, :k].at[row].set(indices[row][kept_ranks]),
     )
 
 
 FAULTY_RESULTS: dict[TopKCheck, Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]] = {
     TopKCheck.RANGE: out_of_range,
-    TopKCheck.TWICE: named_twice,
+    TopKCheck.TWICE: repeated_index,
     TopKCheck.VALUE: wrong_value,
     TopKCheck.ORDER: not_descending,
     TopKCheck.MAXIMUM: no_maximum,
-    TopKCheck.MISSED: too_many_missed,
+    TopKCheck.MISSED: missed_elements,
 }
 
 
@@ -118,10 +118,10 @@ def rows(seed: int, dtype: Any = np.float32) -> np.ndarray:
     """Return rows with different elements, in every type."""
     random = np.random.default_rng(seed)
     ranked = np.stack([random.permutation(LENGTH) for _ in range(ROWS)])
-    drawn: np.ndarray = (ranked - 20.0).astype(dtype)
+    values_of_rows: np.ndarray = (ranked - 20.0).astype(dtype)
     if dtype == np.float32:
-        drawn += random.uniform(-0.4, 0.4, drawn.shape).astype(np.float32)
-    return drawn
+        values_of_rows += random.uniform(-0.4, 0.4, values_of_rows.shape).astype(np.float32)
+    return values_of_rows
 
 
 @pytest.mark.parametrize("check", FAULTY_RESULTS)
@@ -129,12 +129,12 @@ def test_a_wrong_result_is_always_replaced_by_the_exact_one(
     check: TopKCheck, replace_approx_max_k: Callable[[Approximate], None]
 ) -> None:
     replace_approx_max_k(FAULTY_RESULTS[check])
-    chosen = jax.jit(lambda x: top_k(x, K, verify=True, recall_target=0.97))
+    verified_top_k = jax.jit(lambda x: top_k(x, K, verify=True, recall_target=0.97))
     exact = jax.jit(lambda x: lax.top_k(x, K))
     for seed in range(100):
         x = rows(seed)
         with pytest.warns(TopKWarning, match=f"in 1 of {ROWS} rows .*{check} in 1"):
-            values, indices = run_with_callbacks(chosen, x)
+            values, indices = run_with_callbacks(verified_top_k, x)
         for actual, reference in zip((values, indices), exact(x), strict=True):
             np.testing.assert_array_equal(actual, reference)
 
@@ -150,9 +150,9 @@ def test_mapped_rows_are_one_batch(
     replace_approx_max_k(all_without_maximum)
     x = rows(3)
     mapped = jax.jit(jax.vmap(lambda row: top_k(row, K, verify=True)[1], in_axes=axis))
-    with pytest.warns(TopKWarning, match=f"in {ROWS} of {ROWS} rows") as warned:
+    with pytest.warns(TopKWarning, match=f"in {ROWS} of {ROWS} rows") as warnings_raised:
         indices = run_with_callbacks(mapped, x if axis == 0 else x.T)
-    assert len(warned) == 1
+    assert len(warnings_raised) == 1
     np.testing.assert_array_equal(indices, lax.top_k(x, K)[1])
 
 
@@ -181,15 +181,15 @@ def test_an_allowed_miss_stays(replace_approx_max_k: Callable[[Approximate], Non
     np.testing.assert_array_equal(indices, np.delete(lax.top_k(x, K + 1)[1], 1, axis=-1))
 
 
-def test_a_false_doubt_gives_no_warning(
+def test_a_false_alarm_of_the_quick_count_gives_no_warning(
     replace_approx_max_k: Callable[[Approximate], None],
 ) -> None:
     """Miss the smallest element: the quick count is too high, the exact one is not."""
 
     def last_is_least(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
         ranked = lax.top_k(x, x.shape[-1])
-        kept = jnp.concatenate([jnp.arange(k - 1), jnp.array([x.shape[-1] - 1])])
-        return ranked[0][:, kept], ranked[1][:, kept]
+        kept_ranks = jnp.concatenate([jnp.arange(k - 1), jnp.array([x.shape[-1] - 1])])
+        return ranked[0][:, kept_ranks], ranked[1][:, kept_ranks]
 
     replace_approx_max_k(last_is_least)
     x = rows(8)
@@ -214,12 +214,12 @@ def test_the_gradient_is_that_of_the_exact_one(mapped: bool) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
 def test_rows_of_every_kind_are_sorted(dtype: Any) -> None:
     """This includes NaN, which the approximate result may not sort."""
-    chosen = jax.jit(partial(top_k, k=20, verify=True))
+    verified_top_k = jax.jit(partial(top_k, k=20, verify=True))
     for draw in DISTRIBUTIONS.values():
         x = draw(np.random.default_rng(0), (4, 200), jnp.dtype(dtype))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TopKWarning)
-            values, indices = run_with_callbacks(chosen, x)
+            values, indices = run_with_callbacks(verified_top_k, x)
         assert violations(x, values, indices) == []
 
 
@@ -227,10 +227,10 @@ def primitives(jaxpr: Any, in_branch: bool = False) -> Iterator[tuple[str, bool]
     """Yield the names of all operations of a program, with True for those in a branch."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name, in_branch
-        for below in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
-            if is_program(below):
-                inner = getattr(below, "jaxpr", below)
-                yield from primitives(inner, in_branch or equation.primitive.name == "cond")
+        for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
+            if is_program(parameter):
+                inner_program = getattr(parameter, "jaxpr", parameter)
+                yield from primitives(inner_program, in_branch or equation.primitive.name == "cond")
 
 
 def is_program(value: Any) -> bool:
@@ -239,8 +239,8 @@ def is_program(value: Any) -> bool:
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_the_exact_result_is_computed_only_in_a_branch(mapped: bool) -> None:
-    chosen = partial(top_k, k=K, verify=True)
-    program = jax.make_jaxpr(jax.vmap(chosen) if mapped else chosen)(rows(0))
+    verified_top_k = partial(top_k, k=K, verify=True)
+    program = jax.make_jaxpr(jax.vmap(verified_top_k) if mapped else verified_top_k)(rows(0))
     calls = list(primitives(program.jaxpr))
     assert ("approx_top_k", False) in calls
     assert ("top_k", True) in calls
@@ -256,10 +256,10 @@ class DeviceChecks:
         def record(rows: int, by_check: np.ndarray, *_: np.ndarray) -> None:
             assert rows == faulty_topk.ROWS
             self.failed |= {
-                check for check, times in zip(TopKCheck, by_check, strict=True) if times
+                check for check, count in zip(TopKCheck, by_check, strict=True) if count
             }
 
-        def chosen(x: jax.Array, values: jax.Array, indices: jax.Array) -> jax.Array:
+        def verified_top_k(x: jax.Array, values: jax.Array, indices: jax.Array) -> jax.Array:
             with (
                 mock.patch.object(lax, "approx_max_k", return_value=(values, indices)),
                 mock.patch.object(topk, "_warn", record),
@@ -269,15 +269,15 @@ class DeviceChecks:
         x = jax.ShapeDtypeStruct((faulty_topk.ROWS, faulty_topk.LENGTH), dtype)
         result = jax.ShapeDtypeStruct((faulty_topk.ROWS, faulty_topk.K), dtype)
         index = jax.ShapeDtypeStruct((faulty_topk.ROWS, faulty_topk.K), jnp.int32)
-        self.chosen = jax.jit(chosen).lower(x, result, index).compile()
+        self.verified_top_k = jax.jit(verified_top_k).lower(x, result, index).compile()
 
     def __call__(self, result: faulty_topk.Result) -> tuple[set[TopKCheck], np.ndarray]:
         self.failed = set()
-        indices = run_with_callbacks(self.chosen, result.x, result.values, result.indices)
+        indices = run_with_callbacks(self.verified_top_k, result.x, result.values, result.indices)
         return self.failed, np.asarray(indices)
 
 
-judge_of = lru_cache(DeviceChecks)
+device_checks_of = lru_cache(DeviceChecks)
 
 
 @pytest.mark.parametrize("check", [None, *faulty_topk.FAULTY_RESULTS])
@@ -286,27 +286,27 @@ judge_of = lru_cache(DeviceChecks)
 def test_the_device_finds_the_same_violations_as_the_host(
     check: TopKCheck | None, result: faulty_topk.Result
 ) -> None:
-    right = result.indices.copy()
+    correct_indices = result.indices.copy()
     if check is not None:
         faulty_topk.FAULTY_RESULTS[check](result)
-    failed, indices = judge_of(str(result.x.dtype))(result)
+    failed, indices = device_checks_of(str(result.x.dtype))(result)
     expected = {
         violation.check for violation in violations(result.x, result.values, result.indices)
     }
     assert check is None or check in failed
     if expected & {TopKCheck.RANGE, TopKCheck.TWICE}:
-        # What is missing is not counted with care where indices are wrong.
-        either = {TopKCheck.MAXIMUM, TopKCheck.MISSED}
-        failed, expected = failed - either, expected - either
+        # Missing elements are counted only roughly if indices are wrong.
+        missing_checks = {TopKCheck.MAXIMUM, TopKCheck.MISSED}
+        failed, expected = failed - missing_checks, expected - missing_checks
     assert failed == expected
     if failed:
         values = np.take_along_axis(result.x, indices, axis=1)
         assert violations(result.x, values, indices) == []
     else:
-        np.testing.assert_array_equal(indices, right)
+        np.testing.assert_array_equal(indices, correct_indices)
 
 
-def test_empty_inputs() -> None:
+def test_empty_inputs_give_empty_results() -> None:
     assert top_k(jnp.ones((2, 3)), 0, verify=True)[0].shape == (2, 0)
     assert top_k(jnp.ones((0, 3)), 2, verify=True)[1].shape == (0, 2)
 

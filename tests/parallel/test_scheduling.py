@@ -1,4 +1,4 @@
-"""What the TPU's compiler is told of programs with rings, where, and what comes of it."""
+"""The compiler options of programs with rings, and their effect."""
 
 # mypy: allow-untyped-calls
 
@@ -37,7 +37,7 @@ def test_the_options_are_empty_for_a_compiler_without_them(
 ) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     with trace_for("tpu", "TPU v5p"):
-        assert overlap_options() == {}, "the CPU's compiler, which is the one here, refuses it"
+        assert overlap_options() == {}, "the CPU's compiler rejects the option"
 
 
 @pytest.mark.skipif(

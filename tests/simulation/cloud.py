@@ -252,7 +252,9 @@ class SimulatedCloud:
         for host in hosts:
             host.hung_until = max(host.hung_until, self._environment.now() + seconds)
         await asyncio.sleep(seconds)
-        node.health = ""
+        # A longer maintenance may still be in progress.
+        if all(host.hung_until <= self._environment.now() for host in hosts):
+            node.health = ""
 
     def fail_request(self, request: Request, error: RpcStatus | None) -> None:
         """Let a waiting request fail."""

@@ -364,7 +364,7 @@ class SimulatedConnection:
     @classmethod
     async def open(cls, address: Address, key: Path, known: Any, timing: Timing) -> Self:
         """Connect. Raises the errors of SSH."""
-        del key, known
+        del key
         environment = cls.environment
         stream = environment.streams["connections"]
         await asyncio.sleep(stream.delay(0.3, 5.0))
@@ -374,6 +374,7 @@ class SimulatedConnection:
             raise TimeoutError
         if not host.up:
             raise ConnectionRefusedError
+        known.pin(address, f"ssh-ed25519 {address.ssh_ip}")
         return cls(host)
 
     async def run(

@@ -16,7 +16,7 @@ FOR_CHILDREN = {
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where compiled programs are kept, here and by processes that a test starts."""
+    """Return the folder of compiled programs, for this process and those that tests start."""
     return str(tmp_path_factory.mktemp("compiled"))
 
 

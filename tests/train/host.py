@@ -1,4 +1,4 @@
-"""The program of each host in test_two_hosts.py: several runs, one after the other.
+"""The program of each host in test_two_hosts.py, with several runs in sequence.
 
     python host.py FOLDER
 
@@ -24,27 +24,27 @@ def main(folder: Path) -> int:
     drumline.distributed.initialize()
     host = jax.process_index()
 
-    whole = fit(toy(12, save_every=6), checkpoint=folder / "whole")
+    two_host_run = fit(toy(12, save_every=6), checkpoint=folder / "whole")
 
     rows = {name: column.copy() for name, column in ROWS.items()}
     rows["x"][3 * 16 + 11] = np.nan  # row 11 of batch 3 is host 1's
-    ordered = Data(Slow(0.0, rows), batch=16, shuffle=False)
-    halted = fit(replace(toy(6), data=ordered), checkpoint=None)
+    data_with_bad_row = Data(Slow(0.0, rows), batch=16, shuffle=False)
+    stopped_run = fit(replace(toy(6), data=data_with_bad_row), checkpoint=None)
 
     (folder / f"result-{host}.json").write_text(
         json.dumps(
             {
-                "whole": fingerprint(whole.state),
-                "loss": whole.metrics["loss"],
-                "report": halted.report,
-                "ending": halted.ending.exit_code,
-                "step": halted.step,
+                "whole": fingerprint(two_host_run.state),
+                "loss": two_host_run.metrics["loss"],
+                "report": stopped_run.report,
+                "ending": stopped_run.ending.exit_code,
+                "step": stopped_run.step,
             }
         )
     )
-    slow = Data(Slow(0.02), batch=16, seed=7, threads=1)
-    long = replace(toy(10_000, save_every=5_000), data=slow)
-    return fit(long, checkpoint=folder / "stopped").ending.exit_code
+    slow_data = Data(Slow(0.02), batch=16, seed=7, threads=1)
+    long_recipe = replace(toy(10_000, save_every=5_000), data=slow_data)
+    return fit(long_recipe, checkpoint=folder / "stopped").ending.exit_code
 
 
 if __name__ == "__main__":

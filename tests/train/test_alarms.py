@@ -18,50 +18,52 @@ def alarms_after(losses: np.ndarray, norms: np.ndarray | None = None) -> Alarms:
 
 def test_twice_the_median_exceeds_the_limit_after_the_warm_up() -> None:
     noise = np.random.default_rng(0).normal(size=WARM_UP)
-    early, enough = (alarms_after(3 + 0.05 * noise[:n]) for n in (WARM_UP - 1, WARM_UP))
-    assert early.limits == (np.inf, np.inf)
-    loss, norm = enough.limits
+    before_warm_up, after_warm_up = (
+        alarms_after(3 + 0.05 * noise[:n]) for n in (WARM_UP - 1, WARM_UP)
+    )
+    assert before_warm_up.limits == (np.inf, np.inf)
+    loss, norm = after_warm_up.limits
     assert 3.3 < loss < 1.4 * 3.1
     assert 5.5 < norm < 2.0 * 3.1
 
 
 @pytest.mark.parametrize("level", [0.0, 1e-6, -2.0, -0.3])
 def test_a_loss_near_zero_or_below_is_limited_by_its_deviation(level: float) -> None:
-    usual = level + 0.1 * np.random.default_rng(1).normal(size=100)
-    loss, _ = alarms_after(usual, np.ones(100)).limits
-    assert usual.max() < loss < level + 2.0
+    normal_losses = level + 0.1 * np.random.default_rng(1).normal(size=100)
+    loss, _ = alarms_after(normal_losses, np.ones(100)).limits
+    assert normal_losses.max() < loss < level + 2.0
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_noisy_but_healthy_run_alarms_rarely(seed: int) -> None:
     random = np.random.default_rng(seed)
     steps = np.arange(5000)
-    usual = 1 + 9 * np.exp(-steps / 500)
-    # Batches that differ by half, and one in a hundred that is three times as hard.
-    losses = usual * random.lognormal(0, 0.4, 5000) * np.where(random.random(5000) < 0.01, 3, 1)
-    alarms, times = Alarms(1.4, 2.0), 0
+    mean_loss = 1 + 9 * np.exp(-steps / 500)
+    # Batches differ by half, and one in a hundred is three times as hard.
+    losses = mean_loss * random.lognormal(0, 0.4, 5000) * np.where(random.random(5000) < 0.01, 3, 1)
+    alarms, alarm_count = Alarms(1.4, 2.0), 0
     for loss in losses:
         if loss > alarms.limits[0]:
-            times += 1
+            alarm_count += 1
             alarms.clear()
         alarms.accept(float(loss), 1.0)
-    assert times <= 10
+    assert alarm_count <= 10
 
 
 def test_a_false_alarm_causes_a_pause_and_the_next_a_longer_pause() -> None:
     alarms = alarms_after(np.ones(100))
-    rests = []
+    pauses = []
     for _ in range(3):
         assert alarms.limits[0] < 2
         alarms.clear()
-        rest = 0
+        pause = 0
         while alarms.limits[0] == np.inf:
             alarms.accept(1.0, 1.0)
-            rest += 1
-        rests.append(rest)
-    assert rests[0] >= FIRST_PAUSE
-    assert rests[1] >= 2 * FIRST_PAUSE
-    assert rests[2] >= 4 * FIRST_PAUSE
+            pause += 1
+        pauses.append(pause)
+    assert pauses[0] >= FIRST_PAUSE
+    assert pauses[1] >= 2 * FIRST_PAUSE
+    assert pauses[2] >= 4 * FIRST_PAUSE
 
 
 def test_loss_and_norm_have_separate_alarms() -> None:
@@ -80,12 +82,12 @@ def test_a_slow_host_is_reported_once_and_a_very_slow_host_sooner() -> None:
     messages = [hosts.update([1.0, 1.3, 1.01, 0.99]) for _ in range(2 * SLOW_CHECKS)]
     assert messages[SLOW_CHECKS - 1][0].startswith("host 1 is slow: it takes 1.3")
     assert sum(map(len, messages)) == 1
-    gross = [
+    very_slow = [
         SlowHosts().update([1.0]),
         *(hosts.update([1.0, 1.0, 5.0, 1.0]) for _ in range(VERY_SLOW_CHECKS)),
     ]
-    assert [len(faults) for faults in gross] == [0] * VERY_SLOW_CHECKS + [1]
-    # Now and then is not slow.
-    fickle = SlowHosts()
+    assert [len(faults) for faults in very_slow] == [0] * VERY_SLOW_CHECKS + [1]
+    # An occasional slow check does not make a host slow.
+    occasionally_slow = SlowHosts()
     for check in range(10 * SLOW_CHECKS):
-        assert not fickle.update([1.0, 2.0 if check % SLOW_CHECKS else 1.0])
+        assert not occasionally_slow.update([1.0, 2.0 if check % SLOW_CHECKS else 1.0])

@@ -37,9 +37,9 @@ def config(tmp_path: Path) -> str:
     return str(path)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What is said when nothing is done."""
-    assert main(list(words)) == 2
+def rejected(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the error message of a rejected command."""
+    assert main(list(arguments)) == 2
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.count("\n") == 1
@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--set", "stps=5"], "--set stps: config.py has no such setting; did you mean steps?"),
         (["--set", "zzz=5"], "--set zzz: config.py has no such setting; it has steps, rate,"),
@@ -67,9 +67,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ],
 )
 def test_settings_are_parsed_as_annotated_or_rejected_with_a_message(
-    config: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    config: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refused(capsys, config, *words)
+    assert message in rejected(capsys, config, *arguments)
 
 
 DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
@@ -79,14 +79,14 @@ DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
 def test_a_run_without_steps_is_rejected_before_its_schedule_divides_by_them(
     steps: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = refused(capsys, DIGITS, "--set", f"steps={steps}")
+    output = rejected(capsys, DIGITS, "--set", f"steps={steps}")
     assert output == f"steps: {steps} is too few; use 1 or more"
 
 
 def test_a_batch_larger_than_the_data_set_is_rejected(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert refused(capsys, DIGITS, "--set", "batch=99999999") == (
+    assert rejected(capsys, DIGITS, "--set", "batch=99999999") == (
         "data: a batch of 99,999,999 rows is larger than the data set of 1,500 records; "
         "use 1,500 or fewer"
     )
@@ -95,7 +95,7 @@ def test_a_batch_larger_than_the_data_set_is_rejected(
 def test_invalid_config_files_are_rejected_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "the file does not exist" in refused(capsys, str(tmp_path / "none.py"))
+    assert "the file does not exist" in rejected(capsys, str(tmp_path / "none.py"))
     for name, content, message in (
         ("empty.py", "", "the file does not define a function recipe(*, …) -> Recipe"),
         ("loose.py", "def recipe(steps: int = 3): ...", "write def recipe(*, steps, …)"),
@@ -104,8 +104,8 @@ def test_invalid_config_files_are_rejected_with_a_message(
         ("config.txt", "", "its name must end in .py"),
     ):
         (tmp_path / name).write_text(content)
-        assert message in refused(capsys, str(tmp_path / name))
-    assert "CONFIG.py is missing" in refused(capsys)
+        assert message in rejected(capsys, str(tmp_path / name))
+    assert "CONFIG.py is missing" in rejected(capsys)
 
 
 def test_help_shows_the_docstring_and_every_setting(
@@ -126,14 +126,14 @@ def test_an_error_of_a_model_is_a_message_and_other_errors_have_a_traceback(
     pytest.importorskip("drumline.models")
     path = tmp_path / "broken.py"
     path.write_text("from drumline.models import MLP\ndef recipe(*, n: int = 0): return MLP(n)")
-    assert refused(capsys, str(path)).startswith("MLP: ")
+    assert rejected(capsys, str(path)).startswith("MLP: ")
     path.write_text("def recipe(*, n: int = 0): return int('x')")
     with pytest.raises(ValueError, match="invalid literal"):
         main([str(path)])
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "value"),
+    ("text", "value_type", "value"),
     [
         ("1_000", int, 1000),
         ("7", int | str, 7),
@@ -144,8 +144,8 @@ def test_an_error_of_a_model_is_a_message_and_other_errors_have_a_traceback(
         ("no", bool, False),
     ],
 )
-def test_values(text: str, kind: Any, value: object) -> None:
-    assert parse_value("x", text, kind) == value
+def test_values_are_parsed_as_their_type(text: str, value_type: Any, value: object) -> None:
+    assert parse_value("x", text, value_type) == value
 
 
 def test_a_value_that_fits_no_member_of_a_union_is_rejected() -> None:
@@ -194,6 +194,6 @@ def test_a_changed_recipe_is_refused_or_allowed(
     folder = ["--checkpoint", str(tmp_path / "run")]
     assert main([str(path), *folder]) == 0
     capsys.readouterr()
-    assert "(batch 16 → 8)" in refused(capsys, str(path), *folder, "--set", "batch=8")
+    assert "(batch 16 → 8)" in rejected(capsys, str(path), *folder, "--set", "batch=8")
     assert main([str(path), *folder, "--set", "batch=8", "--allow-changes"]) == 0
     assert "as allowed: batch 16 → 8" in capsys.readouterr().out

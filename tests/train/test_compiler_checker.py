@@ -28,7 +28,7 @@ from tests.train.toy import toy
     ("generation", "accelerator"),
     [("v4", "v4-8"), ("v5e", "v5litepod-4"), ("v5p", "v5p-8"), ("v6e", "v6e-4")],
 )
-def test_the_compiler_takes_the_options_for_a_training_step(
+def test_the_compiler_accepts_the_options_for_a_training_step(
     generation: str, accelerator: str
 ) -> None:
     mesh = AbstractMesh((4,), ("data",))
@@ -36,8 +36,8 @@ def test_the_compiler_takes_the_options_for_a_training_step(
     step, inputs = training_step(MLP(input_dim=16, hidden_sizes=(8,)), batch, mesh)
 
     def compiled(options: dict[str, Any]) -> Any:
-        on = parse_machine(accelerator)
-        return compile_for(on, step, inputs, mesh=mesh, compiler="tpu", options=options)
+        machine = parse_machine(accelerator)
+        return compile_for(machine, step, inputs, mesh=mesh, compiler="tpu", options=options)
 
     options = checker_options(generation)
     assert len(options) == 4
@@ -46,24 +46,24 @@ def test_the_compiler_takes_the_options_for_a_training_step(
         compiled({**options, "xla_tpu_sdc_check_nothing": True})
 
 
-def on_tpus(every: int | None) -> CompilerChecker:
-    """A checker for a plan on devices that say they are TPUs."""
+def checker_on_tpus(interval: int | None) -> CompilerChecker:
+    """Return a checker for a plan on devices that report to be TPUs."""
     device = SimpleNamespace(platform="tpu", device_kind="TPU v4")
     mesh = SimpleNamespace(devices=np.array([device]))
-    plan: Any = SimpleNamespace(mesh=mesh, recipe=toy(10, sdc_every=every))
+    plan: Any = SimpleNamespace(mesh=mesh, recipe=toy(10, sdc_every=interval))
     return CompilerChecker(plan)
 
 
 def test_the_checker_runs_at_its_interval_and_its_error_is_a_hardware_fault() -> None:
-    checker = on_tpus(4)
+    checker = checker_on_tpus(4)
     assert [step for step in range(1, 13) if checker.checks(step)] == [4, 8, 12]
     assert checker.warning is None
     error = jax.errors.JaxRuntimeError
-    accuses = "host 0 computes wrong: step 8: XLA's checker"
-    with pytest.raises(HardwareFault, match=accuses) as raised, checker.raises_fault(8):
+    fault_message = "host 0 computes wrong: step 8: XLA's checker"
+    with pytest.raises(HardwareFault, match=fault_message) as raised, checker.raises_fault(8):
         raise error("INTERNAL: SDC detected at Physical location: tpu3:pe2:2")
     assert "Physical location: tpu3:pe2:2" in raised.value.reason
-    # Other steps, and other errors, are not its business.
+    # Other steps and other errors raise no fault.
     with pytest.raises(error), checker.raises_fault(7):
         raise error("INTERNAL: SDC")
     for message in (
@@ -75,5 +75,5 @@ def test_the_checker_runs_at_its_interval_and_its_error_is_a_hardware_fault() ->
             raise error(message)
     checker.step = SimpleNamespace(lower=lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        checker.compile()  # before the first step, and outside of what accuses
-    assert not any(on_tpus(None).checks(step) for step in range(1, 13))
+        checker.compile()  # before the first step, outside of the fault check
+    assert not any(checker_on_tpus(None).checks(step) for step in range(1, 13))

@@ -28,10 +28,10 @@ def test_every_epoch_and_seed_has_a_different_random_order() -> None:
     count = 20_000
     orders = [shuffled(np.arange(count), count, key) for key in ((0, 0), (0, 1), (1, 0))]
     orders.append(np.arange(count))
-    for index, one in enumerate(orders):
-        for other in orders[:index]:
-            assert np.sum(one == other) < 10  # one is expected
-            assert abs(np.corrcoef(one, other)[0, 1]) < 0.04  # 5.6 standard deviations
+    for index, order in enumerate(orders):
+        for other_order in orders[:index]:
+            assert np.sum(order == other_order) < 10  # one is expected
+            assert abs(np.corrcoef(order, other_order)[0, 1]) < 0.04  # 5.6 standard deviations
     steps = np.diff(orders[0])
     assert len(np.unique(steps)) > 10_000
 
@@ -56,9 +56,11 @@ def test_a_batch_does_not_depend_on_the_number_of_hosts(
     count: int, position: int, hosts: int, shuffle: bool
 ) -> None:
     source = data.arrays({"n": np.arange(count)}, batch=16, seed=5, shuffle=shuffle)
-    whole = source.numbers(16 * position, np.arange(16))
+    all_numbers = source.numbers(16 * position, np.arange(16))
     shares = np.split(np.arange(16), hosts)
-    assert np.array_equal(np.concatenate([source.numbers(16 * position, s) for s in shares]), whole)
+    assert np.array_equal(
+        np.concatenate([source.numbers(16 * position, s) for s in shares]), all_numbers
+    )
 
 
 def test_an_epoch_may_end_within_a_batch() -> None:

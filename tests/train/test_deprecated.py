@@ -17,5 +17,5 @@ def test_the_position_in_the_data_has_its_old_keyword() -> None:
     source = data.arrays({"n": np.arange(9)}, batch=3)
     rows = np.arange(3)
     with pytest.warns(DeprecationWarning, match="position="):
-        old = source.numbers(taken=3, rows=rows)  # type: ignore[call-arg]
-    assert np.array_equal(old, source.numbers(position=3, rows=rows))
+        old_numbers = source.numbers(taken=3, rows=rows)  # type: ignore[call-arg]
+    assert np.array_equal(old_numbers, source.numbers(position=3, rows=rows))

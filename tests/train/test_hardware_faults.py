@@ -24,8 +24,8 @@ from drumline.train.checkpoints.marks import Marks
 from drumline.train.steps import pipeline
 from tests.train.toy import ROWS, SHARDED, init, loss, toy
 
-COPIES = Functions(init, loss)
-"""Every device has all parameters: eight replicas."""
+REPLICATED = Functions(init, loss)
+"""The toy with all parameters on every device: eight replicas."""
 FAULTY_CHIP = 5
 BreakChip = Callable[..., None]
 
@@ -39,12 +39,12 @@ def break_chip(
     monkeypatch.setenv("DRUMLINE_EMULATED", "1")
     monkeypatch.setattr(hardware, "burn_in", lambda *_: HealthReport("pass", "all is well"))
 
-    def switch(how: str | None, from_step: int = 0, seed: int = 7) -> None:
+    def switch(mode: str | None, from_step: int = 0, seed: int = 7) -> None:
         machine = next(machines)
         machine.mkdir()
         monkeypatch.setenv("DRUMLINE_MACHINE", str(machine))
-        if how is not None:
-            fault = {"how": how, "chip": FAULTY_CHIP, "from_step": from_step, "seed": seed}
+        if mode is not None:
+            fault = {"how": mode, "chip": FAULTY_CHIP, "from_step": from_step, "seed": seed}
             (machine / "fault.json").write_text(json.dumps(fault))
 
     return switch
@@ -54,98 +54,98 @@ def steps_in(folder: Path) -> set[int]:
     return {int(path.name) for path in folder.iterdir() if path.name.isdigit()}
 
 
-def spiky(at: int, steps: int, model: Functions, **settings: Any) -> Recipe:
-    """The toy, with a batch whose targets are far from the predictions."""
+def spiky(spike_step: int, steps: int, model: Functions, **settings: Any) -> Recipe:
+    """Return the toy with a batch of targets far from the predictions."""
     rows = {
         name: np.resize(column, (16 * steps, *column.shape[1:])) for name, column in ROWS.items()
     }
     rows["y"] = rows["y"].copy()
-    rows["y"][16 * (at - 1) : 16 * at] += 100
-    made = toy(steps, model=model, **settings)
-    return replace(made, data=data.arrays(rows, batch=16, shuffle=False))
+    rows["y"][16 * (spike_step - 1) : 16 * spike_step] += 100
+    base_recipe = toy(steps, model=model, **settings)
+    return replace(base_recipe, data=data.arrays(rows, batch=16, shuffle=False))
 
 
 def test_hardware_checks_change_no_bit() -> None:
-    off: dict[str, Any] = {"check_every": None, "alarm_loss": None, "alarm_norm": None}
-    watched = fit(toy(70, model=COPIES, check_every=7))
-    unwatched = fit(toy(70, model=COPIES, **off))
-    assert fingerprint(watched.state) == fingerprint(unwatched.state)
+    checks_off: dict[str, Any] = {"check_every": None, "alarm_loss": None, "alarm_norm": None}
+    checked = fit(toy(70, model=REPLICATED, check_every=7))
+    unchecked = fit(toy(70, model=REPLICATED, **checks_off))
+    assert fingerprint(checked.state) == fingerprint(unchecked.state)
 
 
 def test_a_spike_of_the_data_is_replayed_and_then_accepted(
     capsys: pytest.CaptureFixture[str], break_chip: BreakChip
 ) -> None:
     break_chip(None)
-    watched = fit(spiky(62, 70, COPIES))
+    checked = fit(spiky(62, 70, REPLICATED))
     output = capsys.readouterr().out
     assert output.count("far above the recent median") == 1
     assert "step 62: loss " in output
     assert "a replay gives the same bits, so the cause is the data or the model" in output
-    off = fit(spiky(62, 70, COPIES, alarm_loss=None, alarm_norm=None))
+    checks_off = fit(spiky(62, 70, REPLICATED, alarm_loss=None, alarm_norm=None))
     assert "far above the recent median" not in capsys.readouterr().out
-    assert watched.step == off.step == 70
-    assert fingerprint(watched.state) == fingerprint(off.state)
+    assert checked.step == checks_off.step == 70
+    assert fingerprint(checked.state) == fingerprint(checks_off.state)
 
 
 def test_a_faulty_chip_is_found_and_a_run_on_another_machine_ends_with_the_right_bits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], break_chip: BreakChip
 ) -> None:
-    recipe = toy(60, model=COPIES)
-    sound = fit(recipe)
+    recipe = toy(60, model=REPLICATED)
+    healthy_run = fit(recipe)
     break_chip("lies", from_step=33)
     with pytest.raises(HardwareFault) as raised:
         fit(recipe, checkpoint=tmp_path)
     assert (raised.value.host, raised.value.chip) == (0, FAULTY_CHIP)
     assert str(raised.value).startswith(f"drumline: chip {FAULTY_CHIP} of host 0 computes wrong: ")
     assert str(raised.value) in capsys.readouterr().out
-    # Before each checkpoint the replicas were compared, so the bad state is in none.
+    # The replicas were compared before each checkpoint, so no checkpoint has the bad state.
     assert max(steps_in(tmp_path)) == 30
     assert Marks(str(tmp_path)).names_with("checked") == {str(step) for step in steps_in(tmp_path)}
     break_chip(None)
-    healed = fit(recipe, checkpoint=tmp_path)
+    resumed_run = fit(recipe, checkpoint=tmp_path)
     assert "resuming from step 30" in capsys.readouterr().out
-    assert fingerprint(healed.state) == fingerprint(sound.state)
+    assert fingerprint(resumed_run.state) == fingerprint(healthy_run.state)
 
 
 def test_unverified_checkpoints_become_suspect_and_are_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], break_chip: BreakChip
 ) -> None:
-    recipe = toy(40, model=COPIES, check_every=None, keep_last=2)
-    sound = fit(recipe)
+    recipe = toy(40, model=REPLICATED, check_every=None, keep_last=2)
+    healthy_run = fit(recipe)
     break_chip(None)
     fit(replace(recipe, steps=10), checkpoint=tmp_path)
     break_chip("nan", from_step=33)
     with pytest.raises(HardwareFault, match=f"chip {FAULTY_CHIP} of host 0"):
         fit(recipe, checkpoint=tmp_path)
-    # The checkpoints of the faulty hardware are suspect. The one of the earlier attempt is kept,
-    # although there are two newer ones.
+    # The checkpoints of the faulty hardware are suspect. The one of the earlier attempt is kept
+    # despite two newer ones.
     assert steps_in(tmp_path) == {10, 20, 30}
     assert Marks(str(tmp_path)).names_with("suspect") == {"20", "30"}
     capsys.readouterr()
     break_chip(None)
-    healed = fit(recipe, checkpoint=tmp_path)
+    resumed_run = fit(recipe, checkpoint=tmp_path)
     output = capsys.readouterr().out
     assert "skipping checkpoint 30: the hardware that wrote it computed wrong results" in output
     assert "resuming from step 10" in output
-    assert fingerprint(healed.state) == fingerprint(sound.state)
+    assert fingerprint(resumed_run.state) == fingerprint(healthy_run.state)
 
 
-@pytest.mark.parametrize(("liars", "bad_chip"), [([FAULTY_CHIP], FAULTY_CHIP), ([1, 6], 6)])
+@pytest.mark.parametrize(("faulty_chips", "bad_chip"), [([FAULTY_CHIP], FAULTY_CHIP), ([1, 6], 6)])
 def test_without_replicas_a_replay_or_a_burn_in_names_the_chip(
-    liars: list[int], bad_chip: int, monkeypatch: pytest.MonkeyPatch, break_chip: BreakChip
+    faulty_chips: list[int], bad_chip: int, monkeypatch: pytest.MonkeyPatch, break_chip: BreakChip
 ) -> None:
     """A step spikes, and the replay gives different bits on some chips."""
     break_chip(None)
-    seen: list[int] = []
+    injected_steps: list[int] = []
 
-    def lies_in_the_replay(state: Any, *, step: int) -> Any:
-        seen.append(step)
+    def inject_in_replay(state: Any, *, step: int) -> Any:
+        injected_steps.append(step)
         # The run halts at step 62 and has dispatched two more steps. Then comes the replay.
-        if seen[-2:] != [64, 62]:
+        if injected_steps[-2:] != [64, 62]:
             return state
         body = state.params["body"]
-        for liar in liars:
-            body = modify_shard(body, jax.devices()[liar], lambda values: flip_bit(values, 20))
+        for chip in faulty_chips:
+            body = modify_shard(body, jax.devices()[chip], lambda values: flip_bit(values, 20))
         return replace(state, params={**state.params, "body": body})
 
     tests = {"matmul": CheckOutcome("fail", "other bits")}
@@ -157,12 +157,12 @@ def test_without_replicas_a_replay_or_a_burn_in_names_the_chip(
         return report
 
     monkeypatch.setattr(hardware, "burn_in", burn_in)
-    monkeypatch.setattr(pipeline, "inject_compute_fault", lies_in_the_replay)
+    monkeypatch.setattr(pipeline, "inject_compute_fault", inject_in_replay)
     with pytest.raises(HardwareFault, match="a replay gives different bits") as raised:
         fit(spiky(62, 70, SHARDED))
     assert raised.value.chip == bad_chip
-    assert seen[-3:] == [62, 62, 62]
-    assert len(durations) == len(liars) - 1
+    assert injected_steps[-3:] == [62, 62, 62]
+    assert len(durations) == len(faulty_chips) - 1
 
 
 def test_a_program_with_diverging_replicas_is_not_a_hardware_fault(
@@ -171,21 +171,23 @@ def test_a_program_with_diverging_replicas_is_not_a_hardware_fault(
     break_chip(None)
 
     @jax.custom_vjp
-    def same(weight: jax.Array) -> jax.Array:
+    def diverging(weight: jax.Array) -> jax.Array:
         return weight
 
-    def twisted(_: None, slope: jax.Array) -> tuple[jax.Array]:
+    def diverging_gradient(_: None, slope: jax.Array) -> tuple[jax.Array]:
         # Each device has a different gradient for a replicated array, and nothing checks it.
-        here = PartitionSpec()
-        own = partial(jax.shard_map, in_specs=here, out_specs=here, check_vma=False)
-        return (own(lambda part: part * (1.0 + jax.lax.axis_index("data")))(slope),)
+        replicated = PartitionSpec()
+        shard_map = partial(
+            jax.shard_map, in_specs=replicated, out_specs=replicated, check_vma=False
+        )
+        return (shard_map(lambda part: part * (1.0 + jax.lax.axis_index("data")))(slope),)
 
-    same.defvjp(lambda weight: (weight, None), twisted)
+    diverging.defvjp(lambda weight: (weight, None), diverging_gradient)
 
-    def uneven(params: Any, batch: Any, key: Any) -> Any:
-        return loss({**params, "head": same(params["head"])}, batch, key)
+    def diverging_loss(params: Any, batch: Any, key: Any) -> Any:
+        return loss({**params, "head": diverging(params["head"])}, batch, key)
 
-    result = fit(toy(12, model=Functions(init, uneven), check_every=5))
+    result = fit(toy(12, model=Functions(init, diverging_loss), check_every=5))
     output = capsys.readouterr().out
     assert result.step == 12
     assert output.count("so the cause is the program") == 1
@@ -208,6 +210,6 @@ def test_the_command_prints_the_fault_report_and_exits_with_1(
     break_chip("lies")
     assert main([str(Path(__file__).parent / "toy.py"), "--set", "steps=40"]) == 1
     *_, last = capsys.readouterr().err.strip().splitlines()
-    accused = parse_fault_report(last)
-    assert accused is not None
-    assert (accused.host, accused.chip) == (0, FAULTY_CHIP)
+    fault_report = parse_fault_report(last)
+    assert fault_report is not None
+    assert (fault_report.host, fault_report.chip) == (0, FAULTY_CHIP)

@@ -25,8 +25,8 @@ from tests.train.toy import ROWS, SHARDED, Slow, toy
 
 
 def test_an_equinox_model_trains_and_resumes(tmp_path: Path) -> None:
-    whole = eqx.nn.MLP(16, "scalar", 8, 1, key=jax.random.key(0))
-    _, static = eqx.partition(whole, eqx.is_array)
+    model_structure = eqx.nn.MLP(16, "scalar", 8, 1, key=jax.random.key(0))
+    _, static = eqx.partition(model_structure, eqx.is_array)
 
     def init(key: jax.Array) -> Any:
         return eqx.filter(eqx.nn.MLP(16, "scalar", 8, 1, key=key), eqx.is_array)
@@ -76,9 +76,9 @@ def test_einsum_uses_its_ring_in_the_training_loop(tmp_path: Path) -> None:
         return einsum("bd,df->bf", x, w, **shardings)
 
     on_ring_result = fit(recipe(on_ring), checkpoint=tmp_path / "ring")
-    plain = fit(recipe(jnp.matmul), checkpoint=tmp_path / "plain")
+    plain_result = fit(recipe(jnp.matmul), checkpoint=tmp_path / "plain")
     assert set(choices) == {"gather-matmul"}
-    assert on_ring_result.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-5)
+    assert on_ring_result.metrics["loss"] == pytest.approx(plain_result.metrics["loss"], rel=1e-5)
 
 
 class Breaking(Slow):
@@ -161,17 +161,19 @@ def test_an_invalid_folder_is_rejected_with_a_message(tmp_path: Path) -> None:
 
 
 def test_the_optimizer_state_is_sharded_like_the_parameters() -> None:
-    chained = optax.chain(optax.clip_by_global_norm(1.0), optax.adafactor(1e-3), optax.adamw(1e-3))
-    made = replace(toy(), optimizer=chained)
-    places = abstract_state(made, make_mesh(made.mesh))
-    sharded = places.params["body"].sharding
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adafactor(1e-3), optax.adamw(1e-3)
+    )
+    recipe_made = replace(toy(), optimizer=optimizer)
+    abstract = abstract_state(recipe_made, make_mesh(recipe_made.mesh))
+    sharded = abstract.params["body"].sharding
     assert not sharded.is_fully_replicated
-    adam = places.opt_state[2][0]
+    adam = abstract.opt_state[2][0]
     assert adam.mu["body"].sharding == adam.nu["body"].sharding == sharded
     assert adam.count.sharding.is_fully_replicated
-    # Rows and columns of a parameter's square have its name and not its shape.
-    others = [
-        leaf for leaf in jax.tree.leaves(places.opt_state) if leaf.shape not in {(16, 8), (8,)}
+    # The factors of adafactor have the parameter's name but not its shape.
+    factored = [
+        leaf for leaf in jax.tree.leaves(abstract.opt_state) if leaf.shape not in {(16, 8), (8,)}
     ]
-    assert all(leaf.sharding.is_fully_replicated for leaf in others)
-    assert len(others) > 3
+    assert all(leaf.sharding.is_fully_replicated for leaf in factored)
+    assert len(factored) > 3

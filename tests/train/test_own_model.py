@@ -14,22 +14,24 @@ from drumline.train import Evaluation, Functions, Recipe, data, fit
 from tests.train.toy import ROWS, init, toy
 
 
-def predicted(params: Any, batch: Any) -> Any:
+def predictions(params: Any, batch: Any) -> Any:
     return jnp.tanh(batch["x"] @ params["body"]) @ params["head"]
 
 
-def loss_alone(params: Any, batch: Any, key: Any) -> jax.Array:
+def loss_without_metrics(params: Any, batch: Any, key: Any) -> jax.Array:
     del key
-    return jnp.mean((predicted(params, batch) - batch["y"]) ** 2)
+    return jnp.mean((predictions(params, batch) - batch["y"]) ** 2)
 
 
-def own(loss: Any, steps: int = 2, **changes: Any) -> Recipe:
-    """The toy with another loss, on one device, where it compiles in no time."""
+def toy_with_loss(loss: Any, steps: int = 2, **changes: Any) -> Recipe:
+    """Return the toy with another loss on one device, which compiles quickly."""
     return replace(toy(steps, mesh=1), model=Functions(init, loss), **changes)
 
 
 def test_a_loss_without_metrics_trains_and_is_evaluated() -> None:
-    result = fit(own(loss_alone, evaluation=Evaluation(data.arrays(ROWS, batch=16))))
+    result = fit(
+        toy_with_loss(loss_without_metrics, evaluation=Evaluation(data.arrays(ROWS, batch=16)))
+    )
     assert result.metrics["loss"] > 0
     assert result.metrics["eval_loss"] > 0
 
@@ -38,23 +40,29 @@ def test_a_loss_without_metrics_trains_and_is_evaluated() -> None:
     ("loss", "message"),
     [
         (
-            lambda params, batch: loss_alone(params, batch, None),
+            lambda params, batch: loss_without_metrics(params, batch, None),
             "loss: it takes (params, batch) but is called with (params, batch, key)",
         ),
         (
-            lambda params, batch, _: predicted(params, batch),
+            lambda params, batch, _: predictions(params, batch),
             "loss: it has shape (16,); return one number",
         ),
         (
-            lambda params, batch, key: (loss_alone(params, batch, key), predicted(params, batch)),
+            lambda params, batch, key: (
+                loss_without_metrics(params, batch, key),
+                predictions(params, batch),
+            ),
             "loss: it returns neither the loss alone nor (loss, metrics)",
         ),
         (
-            lambda params, batch, key: (loss_alone(params, batch, key), {"all": batch["y"]}),
+            lambda params, batch, key: (
+                loss_without_metrics(params, batch, key),
+                {"all": batch["y"]},
+            ),
             "loss: metric 'all' is not one number",
         ),
         (
-            lambda params, batch, _: jnp.argmax(predicted(params, batch)),
+            lambda params, batch, _: jnp.argmax(predictions(params, batch)),
             "loss: it is not a floating-point number",
         ),
         (lambda *_: None, "loss: it is not a floating-point number"),
@@ -62,7 +70,7 @@ def test_a_loss_without_metrics_trains_and_is_evaluated() -> None:
 )
 def test_an_invalid_loss_is_rejected_with_a_message(loss: Any, message: str) -> None:
     with pytest.raises(UserError) as raised:
-        fit(own(loss))
+        fit(toy_with_loss(loss))
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
 
@@ -74,44 +82,44 @@ def with_dropout(params: Any, batch: Any, key: Any) -> jax.Array:
     x = batch["x"]
     if key is not None:
         x = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0)
-    return loss_alone(params, {**batch, "x": x}, None)
+    return loss_without_metrics(params, {**batch, "x": x}, None)
 
 
 def test_an_evaluation_has_no_dropout() -> None:
-    result = fit(own(with_dropout, evaluation=Evaluation(data.arrays(ROWS, batch=16))))
-    whole = {name: jnp.asarray(column) for name, column in ROWS.items()}
-    expected = float(loss_alone(jax.device_get(result.state.params), whole, None))
+    result = fit(toy_with_loss(with_dropout, evaluation=Evaluation(data.arrays(ROWS, batch=16))))
+    all_rows = {name: jnp.asarray(column) for name, column in ROWS.items()}
+    expected = float(loss_without_metrics(jax.device_get(result.state.params), all_rows, None))
     assert result.metrics["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_loss_that_needs_its_key_is_rejected_before_the_first_step() -> None:
-    def always_drops(params: Any, batch: Any, key: Any) -> jax.Array:
-        kept = jax.random.bernoulli(key, 0.5, batch["x"].shape)
-        return loss_alone(params, {**batch, "x": jnp.where(kept, batch["x"], 0)}, None)
+    def loss_with_dropout(params: Any, batch: Any, key: Any) -> jax.Array:
+        mask = jax.random.bernoulli(key, 0.5, batch["x"].shape)
+        return loss_without_metrics(params, {**batch, "x": jnp.where(mask, batch["x"], 0)}, None)
 
     with pytest.raises(UserError) as raised:
-        fit(own(always_drops, evaluation=Evaluation(data.arrays(ROWS, batch=16))))
+        fit(toy_with_loss(loss_with_dropout, evaluation=Evaluation(data.arrays(ROWS, batch=16))))
     assert str(raised.value) == (
         "evaluation: the model's loss uses its key, and an evaluation has key=None; leave "
         "out dropout and noise there, or give Evaluation a function"
     )
-    assert fit(own(always_drops)).step == 2
+    assert fit(toy_with_loss(loss_with_dropout)).step == 2
 
 
-def measured(batch: int, **function: Any) -> dict[str, float]:
-    """What is measured on the toy's 203 rows, in batches of this size, on one device."""
+def evaluate_toy(batch: int, **function: Any) -> dict[str, float]:
+    """Return the metrics of the toy's 203 rows, in batches of this size, on one device."""
     source = data.arrays(ROWS, batch=batch)
-    recipe = own(loss_alone, 1, evaluation=Evaluation(source, **function))
+    recipe = toy_with_loss(loss_without_metrics, 1, evaluation=Evaluation(source, **function))
     return fit(recipe).metrics
 
 
-def in_every_way(params: Any, batch: Any) -> dict[str, Any]:
-    error = jnp.abs(predicted(params, batch) - batch["y"])
-    far = error > 2.0
+def all_kinds_of_metrics(params: Any, batch: Any) -> dict[str, Any]:
+    error = jnp.abs(predictions(params, batch) - batch["y"])
+    is_large = error > 2.0
     return {
         "mean": error.mean(),
         "by_row": error,
-        "of_the_far": (jnp.where(far, error, 0).sum(), far.sum()),
+        "of_the_far": (jnp.where(is_large, error, 0).sum(), is_large.sum()),
         "largest": error.max(),
     }
 
@@ -119,12 +127,15 @@ def in_every_way(params: Any, batch: Any) -> dict[str, Any]:
 def test_evaluation_metrics_do_not_depend_on_the_batch_size(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    small, large = measured(7, function=in_every_way), measured(203, function=in_every_way)
+    small, large = (
+        evaluate_toy(7, function=all_kinds_of_metrics),
+        evaluate_toy(203, function=all_kinds_of_metrics),
+    )
     output = capsys.readouterr().out
     for name in ("eval_mean", "eval_by_row", "eval_of_the_far"):
         assert small[name] == pytest.approx(large[name], rel=1e-5), name
     assert small["eval_mean"] == pytest.approx(small["eval_by_row"], rel=1e-6)
-    # What cannot be right is said once, and only where there is more than one batch.
+    # A metric that depends on the batch size causes one message, and only with several batches.
     message = (
         "evaluation: largest is not a mean over rows, so it depends on the batch of 7; return one "
     )
@@ -133,9 +144,13 @@ def test_evaluation_metrics_do_not_depend_on_the_batch_size(
 
 
 def test_a_model_may_have_its_own_evaluation_function() -> None:
-    model = Functions(init, loss_alone, evaluate=lambda _, batch: {"one": batch["y"] * 0 + 1})
-    made = replace(toy(1, mesh=1), model=model, evaluation=Evaluation(data.arrays(ROWS, batch=16)))
-    assert fit(made).metrics["eval_one"] == 1.0
+    model = Functions(
+        init, loss_without_metrics, evaluate=lambda _, batch: {"one": batch["y"] * 0 + 1}
+    )
+    recipe_made = replace(
+        toy(1, mesh=1), model=model, evaluation=Evaluation(data.arrays(ROWS, batch=16))
+    )
+    assert fit(recipe_made).metrics["eval_one"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -150,5 +165,5 @@ def test_invalid_evaluation_metrics_are_rejected_with_a_message(
     function: Any, message: str
 ) -> None:
     with pytest.raises(UserError) as raised:
-        measured(7, function=function)
+        evaluate_toy(7, function=function)
     assert message in str(raised.value)

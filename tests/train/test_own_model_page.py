@@ -22,9 +22,9 @@ def test_the_config_trains_evaluates_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(FIRST)
-    words = [str(tmp_path / "train.py"), "--checkpoint", str(tmp_path / "run")]
-    assert main([*words, "--set", "steps=10"]) == 0
-    assert main(words) == 0
+    arguments = [str(tmp_path / "train.py"), "--checkpoint", str(tmp_path / "run")]
+    assert main([*arguments, "--set", "steps=10"]) == 0
+    assert main(arguments) == 0
     output = capsys.readouterr().out
     assert "resuming from step 10" in output
     (accuracy,) = re.findall(r"done: step 300 .* eval accuracy (\S+)", output)
@@ -33,7 +33,7 @@ def test_the_config_trains_evaluates_and_resumes(
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """What the page defines, from its first block to its last."""
+    """Return the definitions of the page, from its first block to its last."""
     names: dict[str, Any] = {}
     for block in (FIRST, *REST):
         exec(compile(block, "docs/own-model.md", "exec"), names)  # noqa: S102
@@ -41,17 +41,17 @@ def page() -> dict[str, Any]:
 
 
 def test_the_other_code_on_the_page_runs(page: dict[str, Any]) -> None:
-    made = replace(page["recipe"](steps=1), mesh={"data": 1})
+    recipe_made = replace(page["recipe"](steps=1), mesh={"data": 1})
     with_squares = Evaluation(page["squares"], page["measure"])
-    result = fit(replace(made, model=page["sharded"], evaluation=with_squares))
+    result = fit(replace(recipe_made, model=page["sharded"], evaluation=with_squares))
     assert {"eval_error", "eval_square", "eval_far"} <= result.metrics.keys()
-    assert origin(replace(made, model=page["module"]))["model"]["kind"] == "Functions"
+    assert origin(replace(recipe_made, model=page["module"]))["model"]["kind"] == "Functions"
 
 
 def test_the_page_shows_the_actual_message_about_a_change(page: dict[str, Any]) -> None:
     recipe = page["recipe"]
-    before, now = origin(recipe()), origin(recipe(batch=32, learning_rate=0.003))
-    assert f"({'; '.join(change.text for change in find_changes(before, now))})" in PAGE
+    before, after = origin(recipe()), origin(recipe(batch=32, learning_rate=0.003))
+    assert f"({'; '.join(change.text for change in find_changes(before, after))})" in PAGE
 
 
 def test_the_job_file_on_the_page_is_valid(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from drumline.train.goodput import RunHistory, StepClock, start_attempt
 from drumline.train.reporting import mfu, peak_flops
 from tests.train.toy import COUNT, ROWS, toy
 
-pulse = sys.modules["drumline.heartbeat"]
+heartbeat_module = sys.modules["drumline.heartbeat"]
 
 
 def measure(params: Any, batch: Any) -> dict[str, jax.Array]:
@@ -32,14 +32,17 @@ def measure(params: Any, batch: Any) -> dict[str, jax.Array]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Path]]:
-    """Twelve steps with an evaluation every five, and a heartbeat file."""
+    """Run twelve steps with an evaluation every five, and a heartbeat file."""
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRUMLINE_HEARTBEAT", str(folder / "heartbeat.json"))
-        patch.setattr(pulse, "_latest", None)
+        patch.setattr(heartbeat_module, "_latest", None)
         patch.setattr("atexit.register", lambda _: None)
-        made = toy(12, save_every=4, log_every=2, evaluate_every=5)
-        result = fit(replace(made, evaluation=Evaluation(made.data, measure)), checkpoint=folder)
+        recipe_made = toy(12, save_every=4, log_every=2, evaluate_every=5)
+        result = fit(
+            replace(recipe_made, evaluation=Evaluation(recipe_made.data, measure)),
+            checkpoint=folder,
+        )
         flush()
         yield result, folder
 
@@ -89,14 +92,14 @@ def test_tensorboard_reads_every_scalar_and_discards_steps_before_a_resume(
 ) -> None:
     (file,) = (run[1] / "tensorboard").iterdir()
     assert file.name.startswith("events.out.tfevents.")
-    events = [decoded(record) for record in records(file.read_bytes())]
+    events = [decode_fields(record) for record in records(file.read_bytes())]
     assert events[0][3] == [b"brain.Event:2"]
-    assert decoded(events[1][7][0]) == {1: [1]}  # a session starts
+    assert decode_fields(events[1][7][0]) == {1: [1]}  # a session starts
     assert events[1][2] == [2]  # and events of this step and later ones are void
     scalars = {}
     for event in events[2:]:
-        for value in decoded(event[5][0])[1]:
-            tag, number = decoded(value)[1][0], decoded(value)[2][0]
+        for value in decode_fields(event[5][0])[1]:
+            tag, number = decode_fields(value)[1][0], decode_fields(value)[2][0]
             scalars[tag.decode(), event[2][0]] = struct.unpack("<f", number)[0]
     for line in read_lines(run[1]):
         for name in line.keys() - {"attempt", "step", "time"}:
@@ -105,18 +108,18 @@ def test_tensorboard_reads_every_scalar_and_discards_steps_before_a_resume(
 
 
 def records(content: bytes) -> Iterator[bytes]:
-    """Records of TensorFlow's format; both checksums of each are computed the slow way."""
-    at = 0
-    while at < len(content):
-        (length,) = struct.unpack("<Q", content[at : at + 8])
-        assert content[at + 8 : at + 12] == masked(content[at : at + 8])
-        data = content[at + 12 : at + 12 + length]
-        assert content[at + 12 + length : at + 16 + length] == masked(data)
+    """Yield the records of TensorFlow's format after checking both checksums."""
+    offset = 0
+    while offset < len(content):
+        (length,) = struct.unpack("<Q", content[offset : offset + 8])
+        assert content[offset + 8 : offset + 12] == masked_checksum(content[offset : offset + 8])
+        data = content[offset + 12 : offset + 12 + length]
+        assert content[offset + 12 + length : offset + 16 + length] == masked_checksum(data)
         yield data
-        at += 16 + length
+        offset += 16 + length
 
 
-def masked(data: bytes) -> bytes:
+def masked_checksum(data: bytes) -> bytes:
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -126,59 +129,68 @@ def masked(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
 
 
-def decoded(message: bytes) -> dict[int, list[Any]]:
-    """The fields of a protobuf message by number."""
-    at, fields = 0, {}  # type: tuple[int, dict[int, list[Any]]]
+def decode_fields(message: bytes) -> dict[int, list[Any]]:
+    """Return the fields of a protobuf message by number."""
+    offset, fields = 0, {}  # type: tuple[int, dict[int, list[Any]]]
 
     def varint() -> int:
-        nonlocal at
+        nonlocal offset
         value = 0
         for shift in itertools.count(0, 7):
-            byte = message[at]
-            at += 1
+            byte = message[offset]
+            offset += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 break
         return value
 
-    while at < len(message):
+    while offset < len(message):
         field, wire = divmod(varint(), 8)
         if wire == 0:
             value: Any = varint()
         else:
             size = {1: 8, 5: 4}.get(wire) or varint()
-            value = message[at : at + size]
-            at += size
+            value = message[offset : offset + size]
+            offset += size
         fields.setdefault(field, []).append(value)
     return fields
 
 
 def test_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    for whole in (b"", b'{"step": 1}\n', b'{"step": 1}\n{"step": 2}\n' + b"#" * 200_000 + b"\n"):
-        path.write_bytes(whole + b'{"step": 3, "lo' + b"x" * 100_000)
+    for complete_lines in (
+        b"",
+        b'{"step": 1}\n',
+        b'{"step": 1}\n{"step": 2}\n' + b"#" * 200_000 + b"\n",
+    ):
+        path.write_bytes(complete_lines + b'{"step": 3, "lo' + b"x" * 100_000)
         file = open_append(str(path), lines=True)
         file.add(b'{"step": 3}\n')
         file.close()
-        assert path.read_bytes() == whole + b'{"step": 3}\n'
+        assert path.read_bytes() == complete_lines + b'{"step": 3}\n'
 
 
 def test_goodput_counts_only_steps_that_led_to_a_checkpoint() -> None:
-    first = start_attempt(None, attempt=None, now=1000.0)
-    assert first == RunHistory(1000.0, 1)
-    assert first.goodput(30.0, now=1040.0) == 0.75
-    saved = first.with_checkpoint(10, 20.0).with_checkpoint(20, 40.0)
-    # Killed after 55 seconds of steps and away for a while: the 15 since the checkpoint are lost.
-    again = start_attempt(json.loads(json.dumps(saved.as_json())), attempt=None, now=1100.0)
-    assert again.attempt == 2
-    assert again.goodput(again.seconds[20] + 10.0, now=1120.0) == pytest.approx(50 / 120)
-    # Back to step 10, because 20 was damaged: what was known of it is void.
-    assert again.with_checkpoint(15, 30.0).seconds == {10: 20.0, 15: 30.0}
+    first_attempt = start_attempt(None, attempt=None, now=1000.0)
+    assert first_attempt == RunHistory(1000.0, 1)
+    assert first_attempt.goodput(30.0, now=1040.0) == 0.75
+    with_checkpoints = first_attempt.with_checkpoint(10, 20.0).with_checkpoint(20, 40.0)
+    # After 55 seconds of steps the run was killed and absent for a while. The 15 since the
+    # checkpoint are lost.
+    second_attempt = start_attempt(
+        json.loads(json.dumps(with_checkpoints.as_json())), attempt=None, now=1100.0
+    )
+    assert second_attempt.attempt == 2
+    assert second_attempt.goodput(second_attempt.seconds[20] + 10.0, now=1120.0) == pytest.approx(
+        50 / 120
+    )
+    # The run returns to step 10, because 20 was damaged. The seconds of step 20 are discarded.
+    assert second_attempt.with_checkpoint(15, 30.0).seconds == {10: 20.0, 15: 30.0}
     assert start_attempt({"first_start": "?"}, attempt=7, now=5.0) == RunHistory(5.0, 7)
 
 
 def test_the_clock_counts_only_steps() -> None:
-    # compiled, step, step, (pause) step, asked
+    # compiled, step, step, (pause) step, requested
     times = iter([10.0, 12.0, 14.0, 50.0, 53.0])
     clock = StepClock(lambda: next(times))
     for _ in range(3):

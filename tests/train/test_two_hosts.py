@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def start(folder: Path, host: int, port: int) -> "subprocess.Popen[str]":
-    """One host of two."""
+    """Start one of two hosts."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.train.host", str(folder)],
         cwd=ROOT,
@@ -48,22 +48,24 @@ def beat(folder: Path, host: int) -> dict[str, Any]:
 @pytest.mark.long
 def test_two_hosts_train_together_find_a_bad_row_and_stop_together(tmp_path: Path) -> None:
     port = free_port()
-    both = [start(tmp_path, host, port) for host in (0, 1)]
+    hosts = [start(tmp_path, host, port) for host in (0, 1)]
     try:
-        # Until the last story is under way: the run of ten thousand steps.
+        # The last run has ten thousand steps.
         while beat(tmp_path, 1).get("total") != 10_000 or beat(tmp_path, 1)["step"] < 5:
-            assert all(one.poll() is None for one in both), [one.communicate()[0] for one in both]
+            assert all(process.poll() is None for process in hosts), [
+                process.communicate()[0] for process in hosts
+            ]
             time.sleep(0.05)
-        both[1].terminate()
-        outputs = [one.communicate(timeout=240)[0] for one in both]
+        hosts[1].terminate()
+        outputs = [process.communicate(timeout=240)[0] for process in hosts]
     finally:
-        for one in both:
-            one.kill()
-            one.communicate()
+        for process in hosts:
+            process.kill()
+            process.communicate()
     results = [json.loads((tmp_path / f"result-{host}.json").read_text()) for host in (0, 1)]
 
-    # The notice went to host 1 alone; both stopped after the same step, saved it, and say so.
-    assert [one.returncode for one in both] == [75, 75], outputs
+    # Only host 1 got the notice. Both hosts stopped after the same step, saved it, and report it.
+    assert [process.returncode for process in hosts] == [75, 75], outputs
     (saved,) = [path for path in (tmp_path / "stopped").iterdir() if path.name.isdigit()]
     assert (saved / COMMITTED).exists()
     assert [beat(tmp_path, host)["step"] for host in (0, 1)] == [int(saved.name)] * 2
@@ -71,7 +73,7 @@ def test_two_hosts_train_together_find_a_bad_row_and_stop_together(tmp_path: Pat
     assert f"stopped by SIGTERM at step {saved.name}" in outputs[0]
     assert not any("[Gloo]" in output for output in outputs), outputs[0]
 
-    # Not a number: both halted before the same step and blame the host whose row it was.
+    # After the NaN both hosts stopped before the same step and name the host of the row.
     assert results[0] == results[1]
     assert results[0]["ending"] == Ending.NOT_FINITE.exit_code
     assert results[0]["step"] == 3
@@ -79,18 +81,20 @@ def test_two_hosts_train_together_find_a_bad_row_and_stop_together(tmp_path: Pat
         "step 4: non-finite value from batch 3, first on host 1 of 2"
     )
 
-    # The same rows in the same order as one host takes them.
-    alone = fit(toy(12, save_every=6), checkpoint=tmp_path / "alone")
-    assert results[0]["loss"] == pytest.approx(alone.metrics["loss"], rel=LOSSES_ON_ANOTHER_MESH)
+    # One host with the same rows in the same order gives the same results.
+    one_host_run = fit(toy(12, save_every=6), checkpoint=tmp_path / "alone")
+    assert results[0]["loss"] == pytest.approx(
+        one_host_run.metrics["loss"], rel=LOSSES_ON_ANOTHER_MESH
+    )
     metrics = [
         [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
         for run in ("whole", "alone")
     ]
     assert [line["squares"] for line in metrics[0]] == [line["squares"] for line in metrics[1]]
 
-    # What two hosts saved, one host goes on with.
-    longer = fit(toy(14), checkpoint=tmp_path / "whole")
-    assert longer.ending is Ending.DONE
+    # One host resumes from the checkpoint of two hosts.
+    resumed = fit(toy(14), checkpoint=tmp_path / "whole")
+    assert resumed.ending is Ending.DONE
     expected = fit(toy(14), checkpoint=tmp_path / "alone")
     loss = pytest.approx(expected.metrics["loss"], rel=LOSSES_ON_ANOTHER_MESH)
-    assert longer.metrics["loss"] == loss
+    assert resumed.metrics["loss"] == loss

@@ -72,8 +72,10 @@ class Slow:
 
 
 def recipe(*, steps: int = 40, pause: float = 0.0, evaluates: bool = False) -> Recipe:
-    """For `python -m drumline.train`: the run of `toy(steps)`, with a pause per batch."""
-    made = toy(steps)
-    slow = data.Data(Slow(pause), batch=16, seed=7, threads=1)
-    evaluation = Evaluation(made.data) if evaluates else None
-    return Recipe(made.model, made.optimizer, slow, made.mesh, steps, evaluation, made.settings)
+    """Return the run of `toy(steps)` for `python -m drumline.train`, with a pause per batch."""
+    base = toy(steps)
+    slow_data = data.Data(Slow(pause), batch=16, seed=7, threads=1)
+    evaluation = Evaluation(base.data) if evaluates else None
+    return Recipe(
+        base.model, base.optimizer, slow_data, base.mesh, steps, evaluation, base.settings
+    )

@@ -1,4 +1,4 @@
-"""The API as Google's own client sees it."""
+"""The API through Google's own client."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +162,7 @@ def test_deletions_between_pages_neither_hide_nor_repeat_entries(start_emulator:
     seen: list[str] = []
     for page in client.list_queued_resources(parent=PARENT).pages:
         seen += [one.name[-2:] for one in page.queued_resources]
-        # The first of the page, its last (whose name the next begins after), and one to come.
+        # The first entry of the page, its last (the next page begins after it), and a later one.
         for index in {3: (0, 2, 4), 6: (3, 8)}.get(len(seen), ()):
             emulator.release(f"r{index}")
     assert seen == ["r0", "r1", "r2", "r3", "r5", "r6", "r7"]
@@ -294,7 +294,7 @@ def test_a_call_repeated_under_its_request_id_is_the_same_operation(emulator: Em
     }
     gone = client.delete_queued_resource(request=delete)
     gone.result(timeout=60)
-    # Without the id there would be nothing to delete any more.
+    # Without the id the placement could not be deleted.
     assert client.delete_queued_resource(request=delete).operation.name == gone.operation.name
     with pytest.raises(exceptions.NotFound):
         client.delete_queued_resource(request=delete | {"request_id": ""})
@@ -332,7 +332,7 @@ def test_injected_errors_alternate_and_spare_the_controls(start_emulator: Start)
         create = f"/v2/{PARENT}/queuedResources?queuedResourceId=r{index}"
         body = {"tpu": {"nodeSpec": [spec | {"nodeId": f"r{index}"}]}}
         assert emulator.rest("POST", create, body)[0] in {429, 500, 503}
-    # Some were carried out although they failed: the caller cannot know.
+    # Some calls took effect although they failed, which the caller cannot know.
     assert 0 < len(emulator.control("resources")["requests"]) < 12
     emulator.control("faults", clear=True)
     assert emulator.rest("GET", path)[0] == 200
@@ -342,7 +342,7 @@ def test_an_expired_login_and_a_denied_zone(start_emulator: Start) -> None:
     emulator = start_emulator()
     client = emulator.client()
     emulator.control("faults", login="expired")
-    # Google's client would go and refresh its token, which an anonymous one cannot.
+    # Google's client would refresh its token, which anonymous credentials cannot.
     status, answer = emulator.rest("GET", f"/v2/{PARENT}/nodes")
     assert (status, answer["error"]["status"]) == (401, "UNAUTHENTICATED")
     assert "invalid authentication credentials" in answer["error"]["message"]

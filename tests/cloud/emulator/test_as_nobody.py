@@ -1,6 +1,6 @@
-"""As another user of the machine: nothing of the owner's can be reached.
+"""Another user of the machine cannot reach anything of the owner.
 
-A job runs, with a secret; then a process that has become `nobody` tries every way in.
+A job with a secret runs; then a process that has become `nobody` attempts every access.
 """
 
 import json
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(
 )
 SECRET = "the-owners-own-secret"  # noqa: S105
 
-# As nobody it might not be able to read Python's own files, so it rehearses before it changes. What
-# was not refused is told as it is.
+# Nobody may be unable to read Python's own files, so the script rehearses before it switches the
+# user. It prints every access that was not denied.
 STRANGER = """
 import asyncio, asyncssh, http.client, json, os, socket, sys
 known = json.load(sys.stdin)
@@ -98,7 +98,7 @@ print(json.dumps(ended))
 
 @pytest.fixture
 def installation() -> Iterator[Installation]:
-    """In a folder that everybody may enter, so that it is the home that keeps them out."""
+    """A home in a folder that everybody may enter, so that only the home's mode protects it."""
     base = Path(tempfile.mkdtemp(prefix="dl-"))
     base.chmod(0o755)
     new = Installation(base / "home", base / "jobs")
@@ -110,7 +110,7 @@ def installation() -> Iterator[Installation]:
 
 
 def our_pids(home: Path) -> list[int]:
-    """Server, emulator, hosts, and all that runs there."""
+    """Return server, emulator, hosts, and all their child processes."""
     emulator = launch.find(home / "emulator")
     assert emulator is not None
     pids = {emulator.pid, *processes.find_by_environment(f"DRUMLINE_HOST_TAG={home}")}
@@ -121,7 +121,7 @@ def our_pids(home: Path) -> list[int]:
 
 
 def sockets_of(pids: list[int]) -> set[str]:
-    """The inodes of the sockets that these processes hold."""
+    """Return the inodes of the sockets of these processes."""
     inodes: set[str] = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").glob("*"):
@@ -175,7 +175,7 @@ def test_another_user_cannot_reach_the_owners_data(
     port = int(emulator.url.rpartition(":")[2])
     ssh = [host["port"] for host in before["hosts"]]
     assert len(ssh) == 2
-    # There are no other ways in than those that are tried.
+    # Check that the attempts cover every socket and file.
     assert listening_ports(inodes) == {port, *ssh}
     assert abstract_sockets(inodes) == []
     everything = sorted(installation.home.rglob("*"))
@@ -200,7 +200,7 @@ def test_another_user_cannot_reach_the_owners_data(
     assert len(ended) > 100
     assert installation.emulator("resources") == before
     assert installation.status(job) == "RUNNING"
-    # A command line is what everybody may read of a process.
+    # Everybody may read the command line of a process.
     shown = " ".join(processes.command_line(pid) for pid in pids)
     assert SECRET not in shown
     assert emulator.token not in shown

@@ -1,6 +1,6 @@
-"""Machines that break and stay broken, whichever node gets them, until they are healed.
+"""Broken machines stay broken for every node until they are repaired.
 
-Each test has slices of a kind of its own, whose machines no other test uses or breaks.
+Each test uses slices of its own kind, so that no other test uses or breaks its machines.
 """
 
 import json
@@ -23,13 +23,13 @@ OPENS = "exec 3<$DRUMLINE_DEV/vfio/0"
 
 
 def finds(emulator: Emulator, host: dict[str, Any]) -> tuple[list[str], str]:
-    """The device files that a command finds, and the devices that JAX is to make."""
+    """Return the device files that a command finds, and the devices for JAX."""
     shown = run(emulator, host, "ls -x $DRUMLINE_DEV/vfio; echo $XLA_FLAGS").stdout.splitlines()
     return shown[0].split(), shown[1].rpartition("=")[2]
 
 
 def faults(emulator: Emulator, kind: str) -> dict[str, list[dict[str, Any]]]:
-    """What is broken in machines of this kind."""
+    """Return the faults of machines of this kind."""
     machines = emulator.control("status")["machines"]
     return {one["name"]: one["faults"] for one in machines if one["name"].startswith(kind)}
 

@@ -1,4 +1,4 @@
-"""Who may speak to the emulator: its owner, who can read the token, and nobody else."""
+"""Only the emulator's owner, who can read the token, may call it."""
 
 import asyncio
 import json
@@ -105,7 +105,7 @@ def test_each_start_has_a_new_token(start_emulator: Start) -> None:
 
 
 def test_the_endpoint_file_of_a_dead_emulator_is_ignored(tmp_path: Path) -> None:
-    """Its port may be another user's by now, who would be shown the token."""
+    """The port may belong to another user by now, who would receive the token."""
     (tmp_path / "lock").touch()
     endpoint = {"pid": 1, "url": "http://127.0.0.1:9", "token": "t", "started": 0.0}
     (tmp_path / "endpoint.json").write_text(json.dumps(endpoint))

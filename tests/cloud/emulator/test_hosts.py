@@ -1,4 +1,4 @@
-"""Hosts one can log in to, and what dies with them."""
+"""Emulated hosts accept logins, and their processes end with them."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ def run(emulator: Emulator, host: Host, command: str, **more: Any) -> Any:
 
 
 def start_daemon(emulator: Emulator, host: Host) -> int:
-    """One that forked twice and made a session of its own; returns its pid."""
+    """Start a process that forks twice and creates its own session. Return its pid."""
     run(emulator, host, "(setsid bash -c 'echo $$ > pid; exec sleep 1000' </dev/null &>log &)")
     home = Path(run(emulator, host, "pwd").stdout.strip())
     return int(until(lambda: (home / "pid").exists() and (home / "pid").read_text()))

@@ -1,4 +1,4 @@
-"""Finding, starting and stopping the emulator, and its commands."""
+"""Start, stop and commands of the emulator."""
 
 import json
 import os

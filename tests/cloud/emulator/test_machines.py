@@ -1,4 +1,4 @@
-"""Which physical machine a host is on: machines outlast nodes, and come back in turn."""
+"""The physical machines of hosts outlast nodes and are reused in turn."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from tests.cloud.emulator.test_state import FleetHarness, node_spec
 
 @dataclass
 class Grants(FleetHarness):
-    """A world that is asked on which machines its nodes are."""
+    """A fleet that reports the machines of its nodes."""
 
     def machines(self, name: str) -> tuple[str, ...]:
         return self.fleet.node(self.node_name(name)).machines
 
     def grant(self, name: str, accelerator: str = "v4-16") -> list[int]:
-        """Ask for a slice; the numbers of its machines."""
+        """Request a slice and return the numbers of its machines."""
         self.ask(name, accelerator)
         return self.numbers(name)
 
@@ -112,11 +112,11 @@ def test_a_stopped_node_keeps_its_machine_until_it_is_deleted() -> None:
         ("local-a-v4-4-0", 4),
         ("local-b-v5e-8-1", 8),
         ("us-central2-b-v4-4-3", 4),
-        ("local-b-v5e-8-2", None),  # two slices of one host are all there is
+        ("local-b-v5e-8-2", None),  # the zone has only two slices of one host
         ("local-a-v4-4-01", None),
         ("local-a-v4-4--1", None),
         ("local-a-v4-8-0", None),
-        ("us-central2-b-v5e-8-0", None),  # that zone has v4 alone
+        ("us-central2-b-v5e-8-0", None),  # this zone has only v4
         ("mars-v4-4-0", None),
         ("local-a-v4-4-" + "9" * 5000, None),
         ("local-a", None),

@@ -1,4 +1,4 @@
-"""Requests and nodes over time, with a clock that is turned by hand and hosts that are imagined."""
+"""Requests and nodes over time, with a manual clock and simulated hosts."""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ ZONE = "projects/p/locations/local-a"
 
 @dataclass
 class FleetHarness:
-    """A fleet whose hosts come up and go down as ordered, unless told to dawdle."""
+    """A fleet whose hosts start and stop as ordered, unless a test holds them up."""
 
     limits: Limits = field(default_factory=Limits)
     timing: CloudTiming = field(default_factory=CloudTiming)
@@ -64,7 +64,7 @@ class FleetHarness:
         return f"{ZONE}/nodes/{name}"
 
     def node(self, name: str, accelerator: str = "v4-8") -> str:
-        """A node without a queue; returns its full name."""
+        """Create a node without a queue, and return its full name."""
         self.fleet.create_node(node_spec(name, accelerator, Tier.ON_DEMAND))
         self.settle()
         return self.node_name(name)

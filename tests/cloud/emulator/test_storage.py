@@ -1,4 +1,4 @@
-"""Cloud Storage as its real clients see it: Google's own, gcsfs and TensorStore."""
+"""Cloud Storage through its real clients: Google's own, gcsfs and TensorStore."""
 
 import os
 import threading
@@ -31,7 +31,7 @@ MANY_BYTES = 20 << 20
 
 @pytest.fixture
 def google(bucket: str) -> Iterator[Any]:
-    """The bucket, for Google's client."""
+    """A bucket of Google's client."""
     with closing(storage.Client()) as client:
         yield client.bucket(bucket.removeprefix("gs://"))
 
@@ -151,7 +151,7 @@ def test_metadata_is_kept_and_changed(google: Any, bucket_folder: Path) -> None:
     assert blob.generation == again.generation
     (bucket_folder / "report").write_text("written by a host")
     with pytest.raises(NotFound, match="No such object"):
-        blob.download_as_bytes()  # It asks for the generation that it wrote.
+        blob.download_as_bytes()  # The client requests the generation that it wrote.
     written = google.get_blob("report")
     assert (written.metadata, written.size) == (None, 17)
     assert written.generation > again.generation
@@ -307,7 +307,7 @@ def test_links_are_not_followed(google: Any, bucket_folder: Path, tmp_path: Path
     assert not (tmp_path / "new").exists()
 
 
-# Races and lost answers
+# Races and lost responses
 
 
 def test_one_of_two_concurrent_creates_succeeds(google: Any) -> None:
@@ -336,7 +336,7 @@ def test_one_of_two_concurrent_creates_succeeds(google: Any) -> None:
 
 
 class LosesAnswers(requests.adapters.HTTPAdapter):
-    """A network that loses the answers to some uploads after they took effect."""
+    """A network that loses the responses to some uploads after they took effect."""
 
     def __init__(self, loses: Callable[[Any, Any], bool]) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ class LosesAnswers(requests.adapters.HTTPAdapter):
 
 @contextmanager
 def losing(google: Any, loses: Callable[[Any, Any], bool]) -> Iterator[tuple[Any, LosesAnswers]]:
-    """The same bucket, behind such a network."""
+    """The same bucket through a network that loses responses."""
     with closing(storage.Client()) as client:
         network = LosesAnswers(loses)
         client._http.mount("http://", network)
@@ -365,7 +365,7 @@ def test_a_repeated_create_after_a_lost_response_is_rejected(google: Any) -> Non
         with pytest.raises(PreconditionFailed):
             far.blob("lock").upload_from_string("mine", if_generation_match=0)
         assert network.lost == 1
-    # So a caller that gets 412 has to look whether the object is its own.
+    # A caller that gets 412 must therefore check if the object is its own.
     assert google.blob("lock").download_as_bytes() == b"mine"
 
 
@@ -443,7 +443,7 @@ def test_a_resumable_upload_can_be_asked_about_and_cancelled(http: Any, google: 
     assert (part.status_code, part.headers["range"]) == (308, "bytes=0-4")
     gap = http.put(url, content=b"9", headers={"Content-Range": "bytes 9-9/10"})
     assert gap.status_code == 400
-    # The second half of what is sent again is new.
+    # The second half of the repeated data is new.
     again = http.put(url, content=b"345678", headers={"Content-Range": "bytes 3-8/*"})
     assert again.headers["range"] == "bytes=0-8"
     assert names(google) == []

@@ -1,4 +1,4 @@
-"""A Cloud TPU API whose answers are written down beforehand, and whose clock the tests set."""
+"""A scripted Cloud TPU API with prepared responses, and a clock that tests control."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -42,7 +42,7 @@ WANTED = PlacementRequest(
 
 @dataclass
 class Script:
-    """A cloud that gives prepared answers in turn, the last one for ever."""
+    """A cloud that returns prepared responses in turn and repeats the last one."""
 
     answers: list[Answer]
     seen: list[httpx.Request] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Script:
 
 @dataclass
 class Time:
-    """A clock that only sleeping moves, and the sleeps it saw."""
+    """A clock that advances only while sleeping, and the sleeps it recorded."""
 
     at: float = 100.0
     slept: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How a call is made: what is sent, which errors are retried and for how long, the login."""
+"""Calls to the API: the requests, the retried errors and their time limits, the login."""
 
 import asyncio
 

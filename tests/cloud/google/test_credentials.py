@@ -1,4 +1,4 @@
-"""Google's credentials: found, renewed before they expire, and told when they are missing."""
+"""Google's credentials: found, renewed before they expire, and reported if they are missing."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from tests.cloud.google.scripted import (
 
 
 class FakeLogin(google_auth.Credentials):
-    """google-auth's side: each refresh gives the next token, good for an hour."""
+    """A fake of google-auth: each refresh returns the next token, valid for an hour."""
 
     def __init__(self, clock: Callable[[], datetime], *failures: Exception) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -37,7 +37,7 @@ class FakeLogin(google_auth.Credentials):
             raise self.failures.pop(0)
         self.refreshes += 1
         self.token = f"token {self.refreshes}"
-        # In UTC without saying so, as google-auth keeps it.
+        # UTC without a time zone, like google-auth.
         self.expiry = (self.clock() + timedelta(hours=1)).replace(tzinfo=None)
 
 

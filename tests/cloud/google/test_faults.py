@@ -111,16 +111,16 @@ def test_known_texts_are_classified(code: int | None, text: str, expected: Fault
 @pytest.mark.parametrize(
     ("code", "text", "expected"),
     [
-        # Only the text tells what is exhausted; this one does not.
+        # Only the text names the exhausted resource; this one does not.
         (8, "Resource has been exhausted (e.g. check quota).", UNKNOWN),
         (8, "", UNKNOWN),
-        # Preemptible is the tier, not what happened.
+        # Preemptible is the tier, not the event.
         (3, "schedulingConfig.preemptible must not be set", INVALID),
         (9, "update is not supported while in state CREATING", UNKNOWN),
-        # A user's own resource may be called anything.
+        # A user's own resource may have any name.
         (3, "label value 'capacity' is invalid", INVALID),
         (3, "nodeId 'quota-exhausted' is too long", INVALID),
-        # The API does not speak of devices.
+        # The API does not report devices.
         (3, "metadata key 'No accelerator found' is invalid", INVALID),
         (2, "something new", UNKNOWN),
         (99, "a code that does not exist", UNKNOWN),

@@ -1,4 +1,4 @@
-"""What Google's Monitoring says of hosts, and what of it is believed."""
+"""Google Cloud Monitoring's reports on hosts, and the ones Drumline uses."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ def series(instance: str, status: str = "UNHEALTHY", value: Any = True, **labels
 
 
 def asked(*pages: Any) -> tuple[dict[str, str], list[httpx.Request]]:
-    """What is read from these answers, and what was asked for."""
+    """Return the parsed reports of these responses, and the requests."""
     left, seen = list(pages), []
 
     def answer(request: httpx.Request) -> httpx.Response:

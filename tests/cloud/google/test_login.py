@@ -1,4 +1,4 @@
-"""Logging in to Google with what `pip install drumline` brings along, and nothing else."""
+"""The login to Google needs only the requirements of `pip install drumline`."""
 
 import importlib.metadata
 import json
@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
 
-# Finds no module that comes from another package than those named in argv, then logs in.
+# Hide every module of packages not named in argv, then log in.
 SCRIPT = """
 import asyncio, json, sys
 
@@ -36,7 +36,7 @@ print(asyncio.run(GoogleCredentials().token()))
 
 
 def installed_with(names: list[str]) -> set[str]:
-    """These requirements and all that they bring along."""
+    """Return these requirements with all their dependencies."""
     visited: set[tuple[str, frozenset[str]]] = set()
     left = [Requirement(name) for name in names]
     while left:
@@ -55,7 +55,7 @@ def installed_with(names: list[str]) -> set[str]:
 
 @pytest.fixture
 def google() -> Iterator[str]:
-    """A token endpoint; its URL."""
+    """The URL of a token endpoint."""
 
     class Tokens(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,4 +1,4 @@
-"""What the states of Google's API mean for a placement, of one slice and of several."""
+"""States of Google's API as states of a placement with one or several slices."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ PAIR = replace(REQUEST, nodes=("s-0", "s-1"))
 
 
 def seen(request: str | None, node: str | None) -> ListedPlacement:
-    """One slice in these states; None where there is none."""
+    """Return one slice in these states, or None."""
     return placements.combine(
         replace(REQUEST, state=request) if request else None,
         [replace(NODE, state=node)] if node else [],
@@ -93,7 +93,7 @@ def test_a_duplicate_entry_of_a_listing_counts_once() -> None:
 
 class TestSeveralSlices:
     def nodes(self, *states: str) -> list[ListedNode]:
-        """The slices in reverse, because a listing has no order that was promised."""
+        """The slices in reverse order, because listings have no defined order."""
         return [
             replace(NODE, name=f"s-{number}", state=state, request="s")
             for number, state in reversed([*enumerate(states)])
@@ -131,14 +131,14 @@ class TestSeveralSlices:
 
 
 def test_two_slices_are_requested_found_and_released_together(emulator: Emulator) -> None:
-    """The whole way through the API of a cloud that grants both or neither."""
+    """Both slices or none, through the complete API of a cloud."""
     request = PlacementRequest(
         "pair", "local-a", "v4-16", "tpu-ubuntu2204-base", "spot", {"a": "b"}, slices=2
     )
 
     async def story() -> None:
         cloud: Cloud = emulated_cloud("p", emulator.home)
-        for _ in range(2):  # the second is taken for the first
+        for _ in range(2):  # the second is mistaken for the first
             await cloud.ask(request)
         ready = await _until(
             cloud, lambda placement: placement and placement.state is PlacementState.READY

@@ -1,7 +1,7 @@
-"""Answers that Google's cloud has given to people and tools, each with its source in a word.
+"""Recorded responses of Google Cloud to people and tools, each with its source.
 
 Names of projects and ids are shortened. `docs` are the error pages of Google Cloud. `form` is a
-recorded text as another generation, zone or service would send it.
+recorded text in the form of another generation, zone or service.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What is listed, deleted and read, by the messages of Google's own client."""
+"""Listings, deletes and reads, with the messages of Google's own client."""
 
 import json
 from typing import Any
@@ -31,7 +31,7 @@ from tests.cloud.google.scripted import (
 
 
 def real_request(**fields: Any) -> dict[str, Any]:
-    """A queued resource as the API prints it, made by the real client."""
+    """Return a queued resource of the real client in the API's format."""
     made = tpu_v2.QueuedResource(name=f"{PARENT}/queuedResources/dl-ann-000012-1", **fields)
     read: dict[str, Any] = json.loads(
         tpu_v2.QueuedResource.to_json(

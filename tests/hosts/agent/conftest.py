@@ -1,4 +1,4 @@
-"""A machine for the agent."""
+"""The machine of the agent's tests."""
 
 import contextlib
 import os

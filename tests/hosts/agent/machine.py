@@ -1,4 +1,4 @@
-"""A machine for the agent: a folder of its own and the processes that were started there."""
+"""A machine for the agent: its own folder, and the processes started there."""
 
 import json
 import os
@@ -81,7 +81,7 @@ class Machine:
         return self.attempt("status")
 
     def log(self) -> str:
-        """What there is of it; the program writes before or after its start was answered."""
+        """Return the log so far. The program may write before or after the answer to `start`."""
         file = self.folder / "log"
         return file.read_text() if file.exists() else ""
 

@@ -1,4 +1,4 @@
-"""The agent by itself: each verb as a process of its own, against a home of its own."""
+"""The agent alone: each command as a process, in a temporary home."""
 
 import ast
 import contextlib
@@ -126,7 +126,7 @@ time.sleep(60)
 def test_a_program_that_saves_its_work_at_shutdown_has_its_exit_code(
     machine: Machine, code: int, exit_code: int
 ) -> None:
-    """All of a session is told to end, the shell that waits for the program among them."""
+    """The stop signals the whole session, including the shell that waits for the program."""
     machine.put(f"python3 -c '{SAVES.format(code=code)}'\ntouch after")
     machine.start()
     wait_for(lambda: machine.written("up"), "the program runs")
@@ -297,7 +297,7 @@ def test_secrets_reach_only_the_program(machine: Machine) -> None:
                 assert secret.encode() not in (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-    # Whoever waits for the program removes it a moment after the program has begun.
+    # The process that waits for the program removes it shortly after the program's start.
     wait_for(lambda: not kept.exists(), "the secrets are gone from the disk")
     for file in machine.home.rglob("*"):
         assert not file.is_file() or secret.encode() not in file.read_bytes(), file

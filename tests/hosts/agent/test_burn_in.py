@@ -1,4 +1,4 @@
-"""What comes before the program: a burn-in that may fail, be missing, or leave nonsense."""
+"""Burn-ins before the program that pass, fail, are missing, or print nonsense."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ open(file, "w").write('{"verdict": "pass", "seconds": 1, "said": "ok"}')
 
 
 def begin(machine: Machine, run: str, burn_in: str | None, **parts: Any) -> None:
-    """Start a program on a host where the burn-in is this script, or is not there at all."""
+    """Start a program on a host with this script as its burn-in, or with none."""
     machine.put(run, **parts)
     if burn_in is not None:
         (machine.home / ".drumline" / burn_in_file()[0]).write_text(burn_in)

@@ -1,4 +1,4 @@
-"""The chips of a host: which cannot be opened, who holds them, and what libtpu's log says."""
+"""The chips of a host: unusable ones, their holders, and the log of libtpu."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ def devices(machine: Machine) -> Path:
 
 
 def break_chip(path: Path) -> None:
-    """Put a socket in place of a device file: nobody can open it, not even root."""
+    """Replace a device file by a socket, which nobody can open, not even root."""
     path.unlink(missing_ok=True)
     os.mknod(path, stat.S_IFSOCK | 0o600)
 

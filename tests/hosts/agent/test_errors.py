@@ -1,4 +1,4 @@
-"""What the agent says of failures: the first error, and set-up steps that fail."""
+"""The agent's reports of failures: the first error, and set-up steps that fail."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the agent tells of logs, frees of chips, and lets into its folder."""
+"""The agent's logs, its release of chips, and the files it accepts."""
 
 import base64
 import hashlib

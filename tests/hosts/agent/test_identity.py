@@ -18,7 +18,7 @@ ATTRIBUTES = {
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """The metadata server of Google, which requires a header."""
+    """A metadata server like Google's, which requires a header."""
 
     def do_GET(self) -> None:
         has_header = self.headers.get("Metadata-Flavor") == "Google"
@@ -33,7 +33,7 @@ class Metadata(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine of Google with a metadata server in this process."""
+    """A Google Cloud machine with a metadata server in this process."""
     server = HTTPServer(("127.0.0.1", 0), Metadata)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     real = http.client.HTTPConnection

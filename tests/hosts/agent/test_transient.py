@@ -1,4 +1,4 @@
-"""Set-up errors that pass by themselves, and those that stay."""
+"""Transient and permanent errors of the set-up."""
 
 import pytest
 

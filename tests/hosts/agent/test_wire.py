@@ -1,4 +1,4 @@
-"""What goes over the wire stays what it was: an attempt may outlive the version that began it."""
+"""The wire format stays compatible, because an attempt may outlive the version that began it."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What runs as one kernel, and its FLOPs and bytes, from small programs written by hand."""
+"""The grouping of operations into kernels, and their FLOPs and bytes, for small HLO programs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import pytest
 
 from drumline.inspect.cost.machines import chip_constants
 from drumline.inspect.cost.work import Matmul
-from tests.inspect.cost.modules import DOT, compiled_kernels_of, computation, kernels_of, only
+from tests.inspect.cost.modules import (
+    DOT,
+    compiled_kernels_of,
+    computation,
+    kernels_of,
+    only_kernel,
+)
 
-# Products ----------------------------------------------------------------------------------------
+# Matmuls -----------------------------------------------------------------------------------------
 
 
 def test_a_matmul() -> None:
-    kernel = only(
+    kernel = only_kernel(
         kernels_of(f"""
         %p = bf16[256,512] parameter(0)
         %q = bf16[512,128] parameter(1)
@@ -26,7 +32,7 @@ def test_a_matmul() -> None:
 
 
 def test_a_matmul_of_many_matrices() -> None:
-    kernel = only(
+    kernel = only_kernel(
         kernels_of("""
         %p = f32[8,64,32] parameter(0)
         %q = f32[8,16,32] parameter(1)
@@ -38,7 +44,7 @@ lhs_contracting_dims={2}, rhs_contracting_dims={2}
 
 
 def test_a_matmul_over_several_dimensions() -> None:
-    kernel = only(
+    kernel = only_kernel(
         kernels_of("""
         %p = bf16[4,8,16,32] parameter(0)
         %q = bf16[16,32,64] parameter(1)
@@ -51,16 +57,16 @@ def test_a_matmul_over_several_dimensions() -> None:
 @pytest.mark.parametrize(
     ("left", "right", "result", "labels", "flops"),
     [
-        # Forward: 3×3 over 16 features at each of 2·8·8 places, 32 features out.
+        # Forward: 3×3 over 16 input features at each of 2·8·8 positions, with 32 output features.
         ("2,8,8,16", "3,3,16,32", "2,8,8,32", "b01f_01io->b01f", 2 * (128 * 32) * (9 * 16)),
-        # Depthwise: the kernel has one feature in for each out.
+        # Depthwise: the kernel has one input feature for each output feature.
         ("2,8,8,16", "3,3,1,16", "2,8,8,16", "b01f_01io->b01f", 2 * (128 * 16) * 9),
-        # The gradient of a kernel: the batch is summed over.
+        # The gradient of a kernel sums over the batch.
         ("16,8,8,2", "2,8,8,32", "3,3,16,32", "f01b_i01o->01bf", 2 * (9 * 16 * 32) * 128),
     ],
 )
 def test_a_convolution(left: str, right: str, result: str, labels: str, flops: int) -> None:
-    kernel = only(
+    kernel = only_kernel(
         kernels_of(f"""
         %p = bf16[{left}] parameter(0)
         %q = bf16[{right}] parameter(1)
@@ -72,7 +78,7 @@ dim_labels={labels}
 
 
 def test_a_matmul_over_heads_as_a_tpus_compiler_writes_it() -> None:
-    kernel = only(
+    kernel = only_kernel(
         kernels_of("""
         %p = bf16[32,64,1] parameter(0)
         %q = bf16[64,16,8] parameter(1)
@@ -88,33 +94,33 @@ dim_labels=bf0_i0o->b0f
 )
 def test_float32_of_more_precision_takes_several_passes(precision: str, passes: int) -> None:
     precision_text = f", operand_precision={{{precision}}}" if precision else ""
-    kernel = only(
+    kernel = only_kernel(
         kernels_of(f"""
         %p = f32[2048,2048] parameter(0)
         %q = f32[2048,2048] parameter(1)
         ROOT %y = f32[2048,2048] dot(%p, %q), {DOT}{precision_text}
         """)
     )
-    (product,) = kernel.work.matmuls
+    (matmul,) = kernel.work.matmuls
     constants = chip_constants("v5e")
-    assert product.speed(constants) == pytest.approx(1 / passes)
+    assert matmul.speed(constants) == pytest.approx(1 / passes)
     # A GPU's float32 is TF32, at half the speed of bfloat16.
-    assert product.speed(chip_constants("H200")) == pytest.approx(0.5 / passes)
-    assert product.flops == 2 * 2048**3
+    assert matmul.speed(chip_constants("H200")) == pytest.approx(0.5 / passes)
+    assert matmul.flops == 2 * 2048**3
 
 
-def test_bfloat16_takes_one_pass_whatever_is_asked() -> None:
-    kernel = only(
+def test_bfloat16_takes_one_pass_at_any_requested_precision() -> None:
+    kernel = only_kernel(
         kernels_of(f"""
         %p = bf16[256,256] parameter(0)
         ROOT %y = bf16[256,256] dot(%p, %p), {DOT}, operand_precision={{highest,highest}}
         """)
     )
     assert kernel.work.matmuls[0].speed(chip_constants("v5e")) == 1
-    assert kernel.work.bytes_read == 2 * 256 * 256, "an operand that is taken twice is read once"
+    assert kernel.work.bytes_read == 2 * 256 * 256, "an operand that is used twice is read once"
 
 
-def test_eight_bits_are_twice_as_quick() -> None:
+def test_eight_bit_matmuls_are_twice_as_fast() -> None:
     assert Matmul(1, 8, 8, 8, "s8").speed(chip_constants("v5e")) == 2
     assert Matmul(1, 8, 8, 8, "f8e4m3fn").speed(chip_constants("H200")) == 2
 
@@ -122,16 +128,16 @@ def test_eight_bits_are_twice_as_quick() -> None:
 def test_the_unit_multiplies_whole_tiles() -> None:
     constants = chip_constants("v5e")  # 128×128, rows of 8
     assert Matmul(1, 256, 128, 512, "bf16").padded_flops(constants) == 2 * 256 * 128 * 512
-    # Whole tiles of what is held, and eight rows at a time of what passes.
+    # The stationary operand uses whole tiles, the moving operand eight rows at a time.
     assert Matmul(1, 130, 300, 300, "bf16").padded_flops(constants) == 2 * 136 * 384 * 384
     assert Matmul(1, 1, 4096, 4096, "bf16").padded_flops(constants) == 2 * 8 * 4096 * 4096
 
 
-# What is one kernel ------------------------------------------------------------------------------
+# Fusion into kernels -----------------------------------------------------------------------------
 
 
 def test_a_chain_of_elementwise_operations_is_one_kernel() -> None:
-    kernel = only(
+    kernel = only_kernel(
         kernels_of("""
         %p = f32[1024,1024] parameter(0)
         %e = f32[1024,1024] exponential(%p)
@@ -140,14 +146,14 @@ def test_a_chain_of_elementwise_operations_is_one_kernel() -> None:
         """)
     )
     elements = 1024 * 1024
-    assert kernel.work.bytes_read == 4 * elements, "an operand that two of them take is read once"
+    assert kernel.work.bytes_read == 4 * elements, "an operand of two operations is read once"
     assert kernel.work.bytes_written == 4 * elements
     assert kernel.work.vector_ops == (8 + 1 + 1) * elements
     assert kernel.work.flops == 0
 
 
-def test_a_sum_takes_in_what_it_sums() -> None:
-    kernel = only(
+def test_a_sum_includes_its_elementwise_operand() -> None:
+    kernel = only_kernel(
         kernels_of("""
         %p = f32[1024,512] parameter(0)
         %zero = f32[] constant(0)
@@ -160,7 +166,7 @@ def test_a_sum_takes_in_what_it_sums() -> None:
     assert kernel.work.bytes_written == 4 * 1024
 
 
-def test_a_softmax_is_two_kernels_of_which_each_computes_the_exponential() -> None:
+def test_a_softmax_is_two_kernels_that_both_compute_the_exponential() -> None:
     kernels = kernels_of("""
     %p = f32[1024,512] parameter(0)
     %zero = f32[] constant(0)
@@ -170,7 +176,7 @@ def test_a_softmax_is_two_kernels_of_which_each_computes_the_exponential() -> No
     ROOT %y = f32[1024,512] divide(%m, %b)
     """)
     assert [kernel.primary.opcode for kernel in kernels] == ["reduce", "divide"]
-    # Cheap enough to be computed twice, it goes through memory in neither.
+    # The product is cheap enough to compute twice, so it does not go through memory.
     assert [kernel.work.bytes_written for kernel in kernels] == [4 * 1024, 4 * 1024 * 512]
     assert kernels[1].work.bytes_read == 4 * 1024 * 512 + 4 * 1024
 
@@ -188,7 +194,7 @@ def test_a_costly_value_that_two_kernels_need_is_computed_once() -> None:
     assert kernels[0].work.bytes_written == 4 * 1024 * 512
 
 
-def test_a_value_that_has_room_on_the_chip_does_not_go_through_memory() -> None:
+def test_a_value_that_fits_on_the_chip_does_not_go_through_memory() -> None:
     lines = f"""
     %p = bf16[256,512] parameter(0)
     %q = bf16[512,128] parameter(1)
@@ -197,14 +203,14 @@ def test_a_value_that_has_room_on_the_chip_does_not_go_through_memory() -> None:
     ROOT %y = bf16[256,64] dot(%h, %r), {DOT}
     """
     size = 2 * 256 * 128
-    for room, through in ((0.0, size), (float(size), 0)):
-        first, second = kernels_of(lines, on_chip=room)
-        assert first.work.bytes_written == through
-        assert second.work.bytes_read == through + 2 * 128 * 64
+    for capacity, memory_bytes in ((0.0, size), (float(size), 0)):
+        first, second = kernels_of(lines, on_chip=capacity)
+        assert first.work.bytes_written == memory_bytes
+        assert second.work.bytes_read == memory_bytes + 2 * 128 * 64
 
 
 def test_an_epilogue_belongs_to_its_matmul() -> None:
-    kernel = only(
+    kernel = only_kernel(
         kernels_of(f"""
         %p = bf16[256,512] parameter(0)
         %q = bf16[512,128] parameter(1)
@@ -222,7 +228,7 @@ def test_an_epilogue_belongs_to_its_matmul() -> None:
 
 
 def test_conversions_of_operands_belong_to_the_matmul() -> None:
-    kernel = only(
+    kernel = only_kernel(
         kernels_of(f"""
         %p = f32[256,512] parameter(0)
         %q = bf16[128,512] parameter(1)
@@ -245,7 +251,7 @@ def test_costly_work_on_an_operand_runs_before_the_matmul() -> None:
     assert kernels[0].work.bytes_written == 2 * 256 * 512
 
 
-def test_a_sum_over_a_matmul_is_a_kernel_of_its_own() -> None:
+def test_a_sum_over_a_matmul_is_a_separate_kernel() -> None:
     kernels = kernels_of(f"""
     %p = f32[256,512] parameter(0)
     %q = f32[512,128] parameter(1)
@@ -269,7 +275,9 @@ def test_each_matmul_of_a_running_sum_adds_itself() -> None:
     ROOT %abc = f32[256,128] add(%ab, %c)
     """)
     assert [len(kernel.work.matmuls) for kernel in kernels] == [1, 1, 1]
-    assert [sum(one.opcode == "add" for one in k.instructions) for k in kernels] == [0, 1, 1]
+    assert [
+        sum(instruction.opcode == "add" for instruction in k.instructions) for k in kernels
+    ] == [0, 1, 1]
     out = 4 * 256 * 128
     operand_bytes = 4 * (256 * 512 + 512 * 128)
     assert [kernel.work.bytes_read for kernel in kernels] == [
@@ -284,7 +292,7 @@ def test_each_matmul_of_a_running_sum_adds_itself() -> None:
 
 
 def test_a_slice_reads_only_itself() -> None:
-    kernel = only(
+    kernel = only_kernel(
         kernels_of("""
         %p = f32[64,1024,1024] parameter(0)
         %i = s32[] parameter(1)
@@ -300,7 +308,7 @@ dynamic_slice_sizes={1,1024,1024}
 
 
 def test_an_update_writes_only_itself() -> None:
-    kernel = only(
+    kernel = only_kernel(
         kernels_of("""
         %p = f32[64,1024,1024] parameter(0)
         %u = f32[1,1024,1024] parameter(1)
@@ -353,8 +361,8 @@ def test_a_compiled_fusion_reads_and_writes_as_its_slices_do() -> None:
     assert (updated.work.bytes_read, updated.work.bytes_written) == (row + 4, row)
 
 
-def test_what_a_compiler_placed_on_the_chip_costs_no_bandwidth() -> None:
-    kernel = only(
+def test_values_placed_on_the_chip_cost_no_bandwidth() -> None:
+    kernel = only_kernel(
         compiled_kernels_of(f"""
         %p = bf16[256,512]{{1,0:T(8,128)(2,1)S(1)}} parameter(0)
         %q = bf16[512,128]{{1,0:T(8,128)(2,1)}} parameter(1)

@@ -1,4 +1,4 @@
-"""What fills a device's memory: from programs written by hand, in bytes."""
+"""The memory estimate of a device, in bytes, for small HLO programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_arguments_and_outputs() -> None:
     assert usage.total == 4 * MIB
 
 
-def test_a_result_that_takes_the_place_of_a_donated_argument_needs_no_room() -> None:
+def test_a_result_in_the_buffer_of_a_donated_argument_needs_no_memory() -> None:
     lines = f"""{P}
     %q = f32[1024,512] parameter(1)
     %n = {SQUARE} negate(%p)
@@ -32,15 +32,17 @@ def test_a_result_that_takes_the_place_of_a_donated_argument_needs_no_room() -> 
     """
     entry = "entry_computation_layout={()->f32[]}, num_partitions=1"
     assert memory(lines, head=entry).outputs == 3 * MIB
-    one = memory(lines, head=f"input_output_alias={{ {{1}}: (1, {{}}, may-alias) }}, {entry}")
-    assert one.outputs == MIB
+    partly_donated = memory(
+        lines, head=f"input_output_alias={{ {{1}}: (1, {{}}, may-alias) }}, {entry}"
+    )
+    assert partly_donated.outputs == MIB
     alias = "{ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }"
-    both = memory(lines, head=f"input_output_alias={alias}, {entry}")
-    assert both.outputs == 0
-    assert both.total == 3 * MIB
+    fully_donated = memory(lines, head=f"input_output_alias={alias}, {entry}")
+    assert fully_donated.outputs == 0
+    assert fully_donated.total == 3 * MIB
 
 
-TRAINS = f"""{P}
+TRAINING_STEP = f"""{P}
     %x = f32[512,2048] parameter(1)
     %h = f32[512,2048] dot(%p, %x), {DOT}
     %u = {SQUARE} dot(%h, %x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
@@ -50,14 +52,20 @@ TRAINS = f"""{P}
 
 def test_temporaries_come_beside_donated_arguments() -> None:
     entry = "entry_computation_layout={()->f32[]}, num_partitions=1"
-    kept = memory(TRAINS, head=entry)
-    donated = memory(TRAINS, head=f"input_output_alias={{ {{}}: (0, {{}}, may-alias) }}, {entry}")
-    # The activations are there before the new weights are, but not instead of the old ones.
-    assert (kept.arguments, kept.outputs, kept.temporaries) == (5 * MIB, MIB, 4 * MIB)
+    without_donation = memory(TRAINING_STEP, head=entry)
+    donated = memory(
+        TRAINING_STEP, head=f"input_output_alias={{ {{}}: (0, {{}}, may-alias) }}, {entry}"
+    )
+    # The activations exist before the new weights, but do not replace the old ones.
+    assert (without_donation.arguments, without_donation.outputs, without_donation.temporaries) == (
+        5 * MIB,
+        MIB,
+        4 * MIB,
+    )
     assert (donated.arguments, donated.outputs, donated.temporaries) == (5 * MIB, 0, 4 * MIB)
 
 
-def test_what_a_kernel_takes_is_there_until_it_ends() -> None:
+def test_operands_of_a_kernel_live_until_it_ends() -> None:
     usage = memory(f"""
     %p = f32[512,2048] parameter(0)
     %q = f32[2048,512] parameter(1)
@@ -68,25 +76,26 @@ def test_what_a_kernel_takes_is_there_until_it_ends() -> None:
     assert usage.outputs + usage.temporaries == (4 + 1) * MIB
 
 
-def test_values_live_until_they_are_taken_for_the_last_time() -> None:
+def test_values_live_until_their_last_use() -> None:
     usage = memory(f"""{P}
     %a = {SQUARE} dot(%p, %p), {DOT}
     %b = {SQUARE} dot(%a, %p), {DOT}
     %c = {SQUARE} dot(%b, %p), {DOT}
     ROOT %d = {SQUARE} dot(%c, %p), {DOT}
     """)
-    # Two at a time, what a product takes and what it makes: one has the room of the output.
+    # Two values are alive at a time, a matmul's operand and its result. One uses the output's
+    # buffer.
     assert usage.temporaries == MIB
-    kept = memory(f"""{P}
+    with_late_use = memory(f"""{P}
     %a = {SQUARE} dot(%p, %p), {DOT}
     %b = {SQUARE} dot(%a, %p), {DOT}
     %c = {SQUARE} dot(%b, %p), {DOT}
     ROOT %d = {SQUARE} dot(%c, %a), {DOT}
     """)
-    assert kept.temporaries == 2 * MIB
+    assert with_late_use.temporaries == 2 * MIB
 
 
-def test_a_value_within_a_kernel_takes_no_room() -> None:
+def test_a_value_within_a_kernel_needs_no_memory() -> None:
     usage = memory(f"""{P}
     %zero = f32[] constant(0)
     %b = f32[512,512,64] broadcast(%p), dimensions={{0,1}}
@@ -96,22 +105,22 @@ def test_a_value_within_a_kernel_takes_no_room() -> None:
     assert usage.temporaries == 0
 
 
-def test_the_scores_of_a_written_kernel_take_no_room() -> None:
+def test_the_scores_of_a_named_kernel_need_no_memory() -> None:
     def attention(scope: str) -> Memory:
-        named = f'metadata={{op_name="jit(f)/{scope}/dot_general"}}'
+        metadata = f'metadata={{op_name="jit(f)/{scope}/dot_general"}}'
         return memory(f"""
         %q = f32[1024,64] parameter(0)
         %s = f32[1024,1024] dot(%q, %q), lhs_contracting_dims={{1}}, \
-rhs_contracting_dims={{1}}, {named}
-        %e = f32[1024,1024] exponential(%s), {named}
-        ROOT %y = f32[1024,64] dot(%e, %q), {DOT}, {named}
+rhs_contracting_dims={{1}}, {metadata}
+        %e = f32[1024,1024] exponential(%s), {metadata}
+        ROOT %y = f32[1024,64] dot(%e, %q), {DOT}, {metadata}
         """)
 
     assert attention("kernel[flash_attention]").temporaries == 0
     assert attention("attention").temporaries >= 4 * MIB
 
 
-def test_views_take_no_room_of_their_own() -> None:
+def test_views_need_no_memory() -> None:
     usage = memory(f"""{P}
     %a = {SQUARE} dot(%p, %p), {DOT}
     %b = f32[262144] bitcast(%a)
@@ -127,8 +136,8 @@ def test_views_take_no_room_of_their_own() -> None:
 CARRIED = f"(s32[], {SQUARE}, f32[10,512,512])"
 
 
-def scanned() -> Memory:
-    """Ten turns, of which each saves what it multiplies."""
+def scan_memory() -> Memory:
+    """Return the memory of a loop with ten iterations, each of which saves its operand."""
     line, condition, body = counted_loop(
         10,
         f"""
@@ -167,15 +176,15 @@ metadata={{op_name="jit(f)/blocks/broadcast"}}
     )
 
 
-def test_a_loop_carries_on_what_it_was_given() -> None:
-    usage = scanned()
-    # The stack and the carried value once, however many turns; in a turn two products, of which
-    # one has the room of the output; and the number of the turn.
+def test_a_loop_reuses_its_carried_buffers() -> None:
+    usage = scan_memory()
+    # The stack and the carried value count once. An iteration has two matmuls, one of them in the
+    # output's buffer, and the iteration number.
     assert usage.temporaries == (10 + 1 + 1) * MIB + 4
 
 
 def test_saved_activations_are_reported_as_the_largest() -> None:
-    usage = scanned()
+    usage = scan_memory()
     assert usage.largest[0].bytes == 10 * MIB
     assert usage.largest[0].name == "blocks"
     assert [buffer.bytes for buffer in usage.largest] == sorted(
@@ -193,7 +202,7 @@ def test_an_argument_may_be_the_largest() -> None:
     assert usage.largest[0].bytes == 8 * MIB
 
 
-def test_what_the_compiler_tells_is_taken_as_it_is() -> None:
+def test_the_compilers_own_memory_figures_are_used_unchanged() -> None:
     program = module(f"{P}\nROOT %n = {SQUARE} negate(%p)")
     usage = compiler_memory(
         program, {"arguments": 100, "outputs": 30, "aliased": 20, "temporaries": 7, "code": 5}

@@ -1,4 +1,4 @@
-"""Kernels that somebody wrote, a GPU's libraries, and the seconds of single kernels."""
+"""User-written kernels, a GPU's libraries, and the seconds of single kernels."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import pytest
 from drumline.inspect.cost.kernels import Kernel, kernel_cost
 from drumline.inspect.cost.machines import parse_machine
 from drumline.inspect.cost.work import Matmul
-from tests.inspect.cost.modules import DOT, compiled_kernels_of, kernels_of, only
+from tests.inspect.cost.modules import DOT, compiled_kernels_of, kernels_of, only_kernel
 
-# Written kernels ---------------------------------------------------------------------------------
+# Named kernels -----------------------------------------------------------------------------------
 
 
 def attention(scope: str) -> list[Kernel]:
-    named = f'metadata={{op_name="jit(f)/{scope}/dot_general"}}'
+    metadata = f'metadata={{op_name="jit(f)/{scope}/dot_general"}}'
     batch = "lhs_batch_dims={0}, rhs_batch_dims={0}"
     return kernels_of(f"""
     %q = bf16[8,1024,64] parameter(0)
     %k = bf16[8,1024,64] parameter(1)
     %v = bf16[8,1024,64] parameter(2)
     %s = f32[8,1024,1024] dot(%q, %k), {batch}, lhs_contracting_dims={{2}}, \
-rhs_contracting_dims={{2}}, {named}
-    %e = f32[8,1024,1024] exponential(%s), {named}
-    %p = bf16[8,1024,1024] convert(%e), {named}
+rhs_contracting_dims={{2}}, {metadata}
+    %e = f32[8,1024,1024] exponential(%s), {metadata}
+    %p = bf16[8,1024,1024] convert(%e), {metadata}
     ROOT %y = bf16[8,1024,64] dot(%p, %v), {batch}, lhs_contracting_dims={{2}}, \
-rhs_contracting_dims={{1}}, {named}
+rhs_contracting_dims={{1}}, {metadata}
     """)
 
 
-def test_what_passes_within_a_written_kernel_stays_on_the_chip() -> None:
+def test_values_within_a_named_kernel_stay_on_the_chip() -> None:
     kernels = attention("kernel[flash_attention]")
     assert {kernel.scope for kernel in kernels} == {"flash_attention"}
     size = 2 * 8 * 1024 * 64
@@ -37,12 +37,12 @@ def test_what_passes_within_a_written_kernel_stays_on_the_chip() -> None:
     assert sum(kernel.work.flops for kernel in kernels) == 2 * 2 * 8 * 1024 * 1024 * 64
 
 
-def test_a_written_kernel_says_how_much_of_the_work_it_does() -> None:
-    total, half = (
+def test_a_named_kernel_declares_its_fraction_of_the_work() -> None:
+    full_work, half_work = (
         attention("kernel[flash_attention]"),
         attention("kernel[flash_attention work=0.5]"),
     )
-    for before, after in zip(total, half, strict=True):
+    for before, after in zip(full_work, half_work, strict=True):
         assert after.work.flops == before.work.flops / 2
         assert after.work.vector_ops == before.work.vector_ops / 2
         assert after.work.bytes == before.work.bytes
@@ -58,7 +58,7 @@ def test_without_the_scope_the_scores_go_through_memory() -> None:
 
 
 def test_a_library_s_matmul() -> None:
-    kernel = only(
+    kernel = only_kernel(
         compiled_kernels_of("""
         %p = bf16[256,512] parameter(0)
         %q = bf16[512,128] parameter(1)
@@ -73,7 +73,7 @@ custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_
 
 
 def test_a_library_s_matmul_of_many_matrices() -> None:
-    kernel = only(
+    kernel = only_kernel(
         compiled_kernels_of("""
         %p = bf16[8,64,32] parameter(0)
         %q = bf16[8,32,16] parameter(1)
@@ -95,7 +95,7 @@ custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":\
     ],
 )
 def test_a_library_s_attention(target: str, mask: str, flops: int) -> None:
-    kernel = only(
+    kernel = only_kernel(
         compiled_kernels_of(f"""
         %q = bf16[4,1024,12,64] parameter(0)
         %k = bf16[4,1024,12,64] parameter(1)
@@ -106,21 +106,21 @@ custom_call_target="{target}", backend_config={{"cudnn_fmha_backend_config":\
         """)
     )
     assert kernel.work.flops == flops
-    assert all(product.fused_attention for product in kernel.work.matmuls)
+    assert all(matmul.fused_attention for matmul in kernel.work.matmuls)
 
 
 # Seconds -----------------------------------------------------------------------------------------
 
 
-def test_a_large_matmul_is_bound_by_computing() -> None:
-    kernel = only(
+def test_a_large_matmul_is_bound_by_compute() -> None:
+    kernel = only_kernel(
         kernels_of(f"""
         %p = bf16[8192,8192] parameter(0)
         ROOT %y = bf16[8192,8192] dot(%p, %p), {DOT}
         """)
     )
-    on = parse_machine("v5litepod-8")
-    cost = kernel_cost(kernel, on, scheduled=False)
+    machine = parse_machine("v5litepod-8")
+    cost = kernel_cost(kernel, machine, scheduled=False)
     multiplying = 2 * 8192**3 / (1.97e14 * 0.98)
     loading = 2 * 2 * 8192**2 / (8.2e11 * 0.92)
     assert cost.bound == "compute"
@@ -129,7 +129,7 @@ def test_a_large_matmul_is_bound_by_computing() -> None:
 
 
 def test_an_addition_is_bound_by_memory() -> None:
-    kernel = only(
+    kernel = only_kernel(
         kernels_of("""
         %p = f32[8192,8192] parameter(0)
         ROOT %y = f32[8192,8192] add(%p, %p)
@@ -143,9 +143,9 @@ def test_an_addition_is_bound_by_memory() -> None:
     assert cost.seconds == pytest.approx(loading + 0.25 * computing + 0.3e-6)
 
 
-def test_a_little_work_is_bound_by_starting_it_and_a_handful_of_numbers_is_free() -> None:
+def test_a_small_operation_is_bound_by_overhead_and_a_tiny_one_is_free() -> None:
     for size, bound in (("64,64", "overhead"), ("8", "")):
-        kernel = only(
+        kernel = only_kernel(
             kernels_of(f"""
             %p = f32[{size}] parameter(0)
             ROOT %y = f32[{size}] add(%p, %p)
@@ -156,8 +156,8 @@ def test_a_little_work_is_bound_by_starting_it_and_a_handful_of_numbers_is_free(
         assert (cost.seconds > 0) == bool(bound)
 
 
-def test_what_is_computed_again_is_marked() -> None:
-    kernel = only(
+def test_recomputed_operations_are_marked() -> None:
+    kernel = only_kernel(
         kernels_of(f"""
         %p = bf16[256,256] parameter(0)
         ROOT %y = bf16[256,256] dot(%p, %p), {DOT}, \

@@ -1,4 +1,4 @@
-"""What overlaps and what waits, in exact seconds made of the machine's own constants."""
+"""Overlap and waits, in exact seconds from the machine's constants."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from drumline.inspect.cost.timeline import DEVICE, Timeline
 from tests.inspect.cost.modules import DOT, UP_Y, X, Y, computation, counted_loop
 from tests.inspect.cost.timelines import (
     GATHER,
+    MACHINE,
     MATMUL,
-    ON,
     OUT,
     SHARD,
     SIDE,
@@ -21,8 +21,8 @@ from tests.inspect.cost.timelines import (
     simulate_lines,
 )
 
-ITERATION = ON.constants.operation_seconds
-"""To begin another turn of a loop."""
+ITERATION = MACHINE.constants.operation_seconds
+"""The overhead of one iteration of a loop."""
 
 
 def test_an_independent_collective_is_hidden_behind_a_matmul() -> None:
@@ -70,7 +70,7 @@ def test_a_collective_that_takes_a_matmul_is_exposed_behind_it() -> None:
     ROOT %s2 = bf16[1024,4096] reduce-scatter(%y), {Y}, dimensions={{0}}, to_apply=%sum
     """)
     scatter = 3e-6 + 0.75 * SIDE**2 * 2 / (4.5e10 * 0.9) + 3e-6
-    # The product's result stays on no chip: it is too large.
+    # The matmul's result is too large to stay on the chip.
     assert timeline.seconds == pytest.approx(MATMUL + scatter)
     assert event_named(timeline, "s2").exposed == pytest.approx(scatter)
 
@@ -83,21 +83,21 @@ def two_gathers(first: str, second: str) -> Timeline:
     """)
 
 
-def test_two_collectives_on_one_link_follow_one_another() -> None:
-    # The link is free for the second while the first still has its latency to go.
+def test_two_collectives_on_one_link_run_in_sequence() -> None:
+    # The link is free for the second collective during the latency of the first.
     timeline = two_gathers(Y, Y)
     assert timeline.seconds == pytest.approx(2 * GATHER - gather(0, "Y"))
     assert sum(event.exposed for event in timeline.events) == pytest.approx(timeline.seconds)
 
 
-def test_two_collectives_on_two_axes_run_together() -> None:
+def test_two_collectives_on_two_axes_overlap() -> None:
     timeline = two_gathers(X, Y)
     assert timeline.seconds == pytest.approx(max(gather(SHARD, "X"), GATHER))
-    # What the device waits for is told once.
+    # The device's waiting time counts once.
     assert sum(event.exposed for event in timeline.events) == pytest.approx(timeline.seconds)
 
 
-def test_what_most_depends_on_goes_first() -> None:
+def test_the_operation_with_the_most_dependents_runs_first() -> None:
     timeline = simulate_lines(f"""{P}
     %late = {OUT} dot(%q, %p), {DOT}
     %early = {OUT} dot(%p, %q), {DOT}
@@ -109,7 +109,7 @@ def test_what_most_depends_on_goes_first() -> None:
     assert timeline.seconds == pytest.approx(2 * MATMUL)
 
 
-def test_an_all_reduce_of_which_each_keeps_a_part_is_a_reduce_scatter() -> None:
+def test_an_all_reduce_followed_by_a_slice_is_a_reduce_scatter() -> None:
     timeline = simulate_lines(f"""
     %p = f32[4096,1024] parameter(0)
     %i = s32[] parameter(1)
@@ -123,10 +123,10 @@ def test_an_all_reduce_of_which_each_keeps_a_part_is_a_reduce_scatter() -> None:
 
 
 def test_groups_of_one_device_take_no_time() -> None:
-    alone = "channel_id=1, replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
+    single_groups = "channel_id=1, replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
     timeline = simulate_lines(f"""
     %p = f32[4096,1024] parameter(0)
-    ROOT %r = f32[4096,1024] all-reduce(%p), {alone}, to_apply=%sum
+    ROOT %r = f32[4096,1024] all-reduce(%p), {single_groups}, to_apply=%sum
     """)
     assert timeline.seconds == 0
 
@@ -136,8 +136,8 @@ def test_groups_of_one_device_take_no_time() -> None:
 CARRIED = f"(s32[], {OUT}, {OUT})"
 
 
-def looped(trip_count: int | None, collective: str = "", beside: str = "") -> Timeline:
-    """A loop whose every turn multiplies, after a permute if it has one."""
+def loop_timeline(trip_count: int | None, collective: str = "", concurrent: str = "") -> Timeline:
+    """Return the timeline of a loop with a matmul in each iteration, and optionally a permute."""
     operand = "moved" if collective else "x"
     line, condition, body = counted_loop(
         trip_count,
@@ -155,7 +155,7 @@ def looped(trip_count: int | None, collective: str = "", beside: str = "") -> Ti
         CARRIED,
         "begin",
     )
-    other = beside or "%other = s32[] constant(0)"
+    other = concurrent or "%other = s32[] constant(0)"
     return simulate_lines(
         f"""{P}
         %zero = s32[] constant(0)
@@ -175,51 +175,53 @@ HOP = 3e-6 + SIDE**2 * 2 / (4.5e10 * 0.9) + 3e-6
 
 
 def test_a_loop_takes_as_long_as_all_its_iterations() -> None:
-    timeline = looped(10)
+    timeline = loop_timeline(10)
     assert timeline.seconds == pytest.approx(10 * (MATMUL + ITERATION))
     assert not timeline.unknown_trip_count
     ((event, executions),) = timeline.leaf_events()
     assert (event.kind, executions) == ("matmul", 10)
 
 
-def test_what_waits_in_a_loop_waits_in_every_iteration() -> None:
-    timeline = looped(10, PERMUTE)
+def test_a_wait_in_a_loop_counts_in_every_iteration() -> None:
+    timeline = loop_timeline(10, PERMUTE)
     assert timeline.seconds == pytest.approx(10 * (MATMUL + HOP + ITERATION))
     waits = sum(event.exposed * executions for event, executions in timeline.leaf_events())
     assert waits == pytest.approx(10 * HOP)
 
 
-def test_a_loop_of_unknown_length_counts_once_and_says_so() -> None:
-    timeline = looped(None)
+def test_a_loop_of_unknown_length_counts_once_and_is_marked() -> None:
+    timeline = loop_timeline(None)
     assert timeline.seconds == pytest.approx(MATMUL + ITERATION)
     assert timeline.unknown_trip_count
 
 
-@pytest.mark.parametrize(("over", "axis"), [(X, "X"), (Y, "Y")])
-def test_a_loop_holds_the_links_that_its_iterations_use(over: str, axis: str) -> None:
-    timeline = looped(
-        4, PERMUTE, f"%other = bf16[4096,1024] all-gather(%r), {over}, dimensions={{0}}"
+@pytest.mark.parametrize(("groups", "axis"), [(X, "X"), (Y, "Y")])
+def test_a_loop_holds_the_links_that_its_iterations_use(groups: str, axis: str) -> None:
+    timeline = loop_timeline(
+        4, PERMUTE, f"%other = bf16[4096,1024] all-gather(%r), {groups}, dimensions={{0}}"
     )
     loop = 4 * (MATMUL + HOP + ITERATION)
-    alone = loop if axis == "X" else loop + gather(SHARD, axis) - gather(0, axis)
-    assert timeline.seconds == pytest.approx(alone)
+    expected_seconds = loop if axis == "X" else loop + gather(SHARD, axis) - gather(0, axis)
+    assert timeline.seconds == pytest.approx(expected_seconds)
 
 
 def test_a_loop_without_communication_hides_a_collective() -> None:
-    timeline = looped(4, "", f"%other = bf16[4096,1024] all-gather(%r), {Y}, dimensions={{0}}")
+    timeline = loop_timeline(
+        4, "", f"%other = bf16[4096,1024] all-gather(%r), {Y}, dimensions={{0}}"
+    )
     assert timeline.seconds == pytest.approx(4 * (MATMUL + ITERATION))
     assert event_named(timeline, "other").exposed == 0
 
 
-def test_of_a_condition_the_longer_branch_counts() -> None:
-    little = computation(
+def test_the_longer_branch_of_a_condition_counts() -> None:
+    short_branch = computation(
         "little",
         f"""
         %a = {OUT} parameter(0)
         ROOT %n = {OUT} negate(%a)
         """,
     )
-    much = computation(
+    long_branch = computation(
         "much",
         f"""
         %b = {OUT} parameter(0)
@@ -232,15 +234,17 @@ def test_of_a_condition_the_longer_branch_counts() -> None:
         ROOT %c = {OUT} conditional(%which, %p, %p), true_computation=%little, \
 false_computation=%much
         """,
-        little,
-        much,
+        short_branch,
+        long_branch,
     )
     same_operand = 2 * SIDE**3 / (1.97e14 * 0.98) + 0.25 * 2 * 2 * SIDE**2 / (8.2e11 * 0.92)
     assert timeline.seconds == pytest.approx(same_operand + 0.3e-6)
 
 
-def test_the_device_and_its_links_are_never_busy_twice() -> None:
-    timeline = looped(4, PERMUTE, f"%other = bf16[4096,1024] all-gather(%r), {Y}, dimensions={{0}}")
+def test_the_device_and_its_links_run_one_operation_at_a_time() -> None:
+    timeline = loop_timeline(
+        4, PERMUTE, f"%other = bf16[4096,1024] all-gather(%r), {Y}, dimensions={{0}}"
+    )
     for resource in {link for event in timeline.events for link in event.resource.split("+")}:
         spans = sorted(
             (event.start, event.end)

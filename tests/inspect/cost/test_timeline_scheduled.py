@@ -1,4 +1,4 @@
-"""What waits in a program that the TPU's compiler has scheduled: its order, its own estimates."""
+"""Waits in a program that the TPU's compiler has scheduled, by its order and its estimates."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ START = "(bf16[1024,1024], bf16[1024,1024], u32[], u32[])"
 SMALL_HOP = 3e-6 + SHARD / (4.5e10 * 0.9) + 3e-6
 
 
-def ordered(lines: str, *others: str) -> Timeline:
+def simulate_scheduled(lines: str, *others: str) -> Timeline:
     return simulate_lines(lines, FUSED_PRODUCT, *others, scheduled=True)
 
 
 def test_the_compiler_s_own_estimate_of_a_matmul_counts() -> None:
-    timeline = ordered(f"""{P}
+    timeline = simulate_scheduled(f"""{P}
     ROOT %y = {OUT} {FUSION}
     """)
     assert timeline.seconds == pytest.approx(FUSION_SECONDS)
@@ -46,8 +46,8 @@ def test_the_compiler_s_own_estimate_of_a_matmul_counts() -> None:
     assert event_named(timeline, "y").cost.flops == 2 * SIDE**3
 
 
-def test_its_estimate_of_moving_data_does_not() -> None:
-    timeline = ordered(
+def test_the_compilers_estimate_of_moving_data_does_not_count() -> None:
+    timeline = simulate_scheduled(
         f"""{P}
         ROOT %y = {OUT} fusion(%p), kind=kLoop, calls=%negated, \
 backend_config={{"estimated_cycles":"999999999"}}
@@ -59,8 +59,8 @@ backend_config={{"estimated_cycles":"999999999"}}
     assert timeline.seconds == pytest.approx(loading + 0.25 * computing + 0.3e-6)
 
 
-def test_what_lies_between_start_and_end_hides_a_permute() -> None:
-    timeline = ordered(f"""{P}
+def test_operations_between_start_and_done_hide_a_permute() -> None:
+    timeline = simulate_scheduled(f"""{P}
     %start = {START} collective-permute-start(%r), {UP_Y}
     %y = {OUT} {FUSION}
     %end = bf16[1024,1024] collective-permute-done(%start)
@@ -71,8 +71,8 @@ def test_what_lies_between_start_and_end_hides_a_permute() -> None:
     assert event_named(timeline, "start").exposed == 0
 
 
-def test_what_lies_behind_the_end_does_not() -> None:
-    timeline = ordered(f"""{P}
+def test_operations_after_done_do_not_hide_a_permute() -> None:
+    timeline = simulate_scheduled(f"""{P}
     %start = {START} collective-permute-start(%r), {UP_Y}
     %end = bf16[1024,1024] collective-permute-done(%start)
     %y = {OUT} {FUSION}
@@ -82,8 +82,8 @@ def test_what_lies_behind_the_end_does_not() -> None:
     assert event_named(timeline, "start").exposed == pytest.approx(SMALL_HOP)
 
 
-def test_a_collective_without_start_and_end_waits() -> None:
-    timeline = ordered(f"""{P}
+def test_a_collective_without_start_and_done_is_exposed() -> None:
+    timeline = simulate_scheduled(f"""{P}
     %g = bf16[4096,1024] all-gather(%r), {Y}, dimensions={{0}}
     %y = {OUT} {FUSION}
     ROOT %t = ({OUT}, bf16[4096,1024]) tuple(%y, %g)
@@ -92,8 +92,8 @@ def test_a_collective_without_start_and_end_waits() -> None:
     assert event_named(timeline, "g").exposed == pytest.approx(GATHER)
 
 
-def test_two_that_are_started_together_share_a_link_in_iteration() -> None:
-    timeline = ordered(f"""{P}
+def test_two_permutes_that_start_together_use_a_link_in_turn() -> None:
+    timeline = simulate_scheduled(f"""{P}
     %one = {START} collective-permute-start(%r), {UP_Y}
     %two = {START} collective-permute-start(%s), {UP_Y}
     %one.end = bf16[1024,1024] collective-permute-done(%one)
@@ -106,9 +106,9 @@ def test_two_that_are_started_together_share_a_link_in_iteration() -> None:
     assert sum(event.exposed for event in timeline.events) == pytest.approx(timeline.seconds)
 
 
-def test_a_collective_that_is_fused_with_others_work_runs_from_start_to_end() -> None:
+def test_a_fused_collective_runs_from_its_start_to_its_done() -> None:
     gather = f"%g = bf16[4096,1024] all-gather(%a), channel_id=7, {Y}, dimensions={{0}}"
-    parts = [
+    start_and_done = [
         computation(
             f"part.{mark}",
             f"""
@@ -119,14 +119,14 @@ def test_a_collective_that_is_fused_with_others_work_runs_from_start_to_end() ->
         )
         for mark in ("Start", "Done")
     ]
-    timeline = ordered(
+    timeline = simulate_scheduled(
         f"""{P}
         %start = bf16[4096,1024] fusion(%r), kind=kCustom, calls=%part.Start
         %y = {OUT} {FUSION}
         %end = bf16[4096,1024] fusion(%start), kind=kCustom, calls=%part.Done
         ROOT %t = ({OUT}, bf16[4096,1024]) tuple(%y, %end)
         """,
-        *parts,
+        *start_and_done,
     )
     assert timeline.seconds == pytest.approx(max(FUSION_SECONDS, GATHER))
     assert event_named(timeline, "g").exposed == pytest.approx(max(0.0, GATHER - FUSION_SECONDS))
@@ -140,7 +140,7 @@ def test_a_wrapped_collective_starts_with_its_wrapper() -> None:
         ROOT %g = bf16[4096,1024] all-gather(%a), {Y}, dimensions={{0}}
         """,
     )
-    timeline = ordered(
+    timeline = simulate_scheduled(
         f"""{P}
         %start = ((bf16[1024,1024]), bf16[4096,1024], u32[]) async-start(%r), calls=%wrapped
         %y = {OUT} {FUSION}
@@ -150,38 +150,40 @@ def test_a_wrapped_collective_starts_with_its_wrapper() -> None:
         wrapped,
     )
     assert timeline.seconds == pytest.approx(FUSION_SECONDS)
-    (sent,) = (event for event in timeline.events if event.kind == "all-gather")
-    assert sent.seconds == pytest.approx(GATHER)
+    (gather_event,) = (event for event in timeline.events if event.kind == "all-gather")
+    assert gather_event.seconds == pytest.approx(GATHER)
 
 
 BIG = "bf16[16384,16384]"
 COPY = 2 * 16384**2 / (8.2e11 * 0.92)
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_a_copy_between_memories_runs_beside_the_computing(beside: bool) -> None:
-    work = f"%y = {OUT} {FUSION}"
-    timeline = ordered(f"""{P}
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_a_copy_between_memories_overlaps_with_compute(overlaps: bool) -> None:
+    matmul_line = f"%y = {OUT} {FUSION}"
+    timeline = simulate_scheduled(f"""{P}
     %b = {BIG}{{1,0:T(8,128)(2,1)}} parameter(4)
     %start = ({BIG}{{1,0:T(8,128)(2,1)S(1)}}, {BIG}{{1,0:T(8,128)(2,1)}}, u32[]{{:S(2)}}) \
 copy-start(%b)
-    {work if beside else ""}
+    {matmul_line if overlaps else ""}
     %end = {BIG}{{1,0:T(8,128)(2,1)S(1)}} copy-done(%start)
-    {"" if beside else work}
+    {"" if overlaps else matmul_line}
     ROOT %t = ({OUT}, {BIG}) tuple(%y, %end)
     """)
-    copied = event_named(timeline, "start")
-    assert copied.resource == COPIES
-    assert copied.seconds == pytest.approx(COPY, rel=0.01)
-    hidden = max(FUSION_SECONDS, copied.seconds)
-    assert timeline.seconds == pytest.approx(hidden if beside else FUSION_SECONDS + copied.seconds)
-    assert copied.exposed == pytest.approx(
-        max(0.0, copied.seconds - FUSION_SECONDS) if beside else copied.seconds
+    copy_event = event_named(timeline, "start")
+    assert copy_event.resource == COPIES
+    assert copy_event.seconds == pytest.approx(COPY, rel=0.01)
+    hidden = max(FUSION_SECONDS, copy_event.seconds)
+    assert timeline.seconds == pytest.approx(
+        hidden if overlaps else FUSION_SECONDS + copy_event.seconds
+    )
+    assert copy_event.exposed == pytest.approx(
+        max(0.0, copy_event.seconds - FUSION_SECONDS) if overlaps else copy_event.seconds
     )
 
 
-def test_what_the_program_before_has_fetched_takes_no_time() -> None:
-    timeline = ordered(f"""{P}
+def test_a_cross_program_prefetch_takes_no_time() -> None:
+    timeline = simulate_scheduled(f"""{P}
     %b = {BIG}{{1,0:T(8,128)(2,1)}} parameter(4)
     %start = ({BIG}{{1,0:T(8,128)(2,1)S(1)}}, {BIG}{{1,0:T(8,128)(2,1)}}, u32[]{{:S(2)}}) \
 copy-start(%b), cross_program_prefetch_index=0

@@ -1,4 +1,4 @@
-"""Programs played against a v5e's constants, and the seconds that their parts take."""
+"""Programs simulated with a v5e's constants, and the seconds of their parts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from drumline.inspect.cost.timeline import Timeline, TimelineEvent, TimelineSimu
 from tests.inspect.cost.modules import module
 
 MESH = {"X": 2, "Y": 4}
-ON = parse_machine("v5litepod-8")
-NETWORK = map_mesh(MESH, ON)
+MACHINE = parse_machine("v5litepod-8")
+NETWORK = map_mesh(MESH, MACHINE)
 
 
-def simulate_lines(lines: str, *others: str, scheduled: bool = False) -> Timeline:
-    return TimelineSimulator(module(lines, *others), NETWORK, MESH, scheduled).simulate()
+def simulate_lines(lines: str, *other_computations: str, scheduled: bool = False) -> Timeline:
+    return TimelineSimulator(
+        module(lines, *other_computations), NETWORK, MESH, scheduled
+    ).simulate()
 
 
 def event_named(timeline: Timeline, name: str) -> TimelineEvent:
@@ -22,14 +24,14 @@ def event_named(timeline: Timeline, name: str) -> TimelineEvent:
 
 
 def matmul_seconds(side: int) -> float:
-    """Seconds of a product of two square bfloat16 matrices, with its own starting."""
+    """Return the seconds of a matmul of two square bfloat16 matrices, including its overhead."""
     multiplying = 2 * side**3 / (1.97e14 * 0.98)
     loading = 3 * 2 * side**2 / (8.2e11 * 0.92)
     return multiplying + 0.25 * loading + 0.3e-6
 
 
 def gather(shard: float, axis: str = "Y") -> float:
-    """Seconds of an all-gather over a line."""
+    """Return the seconds of an all-gather over a line."""
     length = MESH[axis]
     return 3e-6 + (length - 1) * (shard / (4.5e10 * 0.9) + 1e-6)
 

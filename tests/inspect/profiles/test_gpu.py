@@ -1,4 +1,4 @@
-"""Traces of GPUs with known answers: streams beside each other, NCCL, command buffers."""
+"""Traces of GPUs with known answers: parallel streams, NCCL, command buffers."""
 
 # mypy: allow-untyped-calls
 
@@ -14,23 +14,26 @@ from jax import lax
 from drumline.inspect.profiles import Profile, read_profile
 from drumline.inspect.profiles.metadata import CompiledInstruction, CompiledProgram
 from drumline.inspect.profiles.reading import collective_kind, named_operation
-from tests.inspect.profiles.traces import Plane, Ran, Stats, write
+from tests.inspect.profiles.traces import Plane, Stats, TraceEvent, write
 
 NCCL = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def kernel(name: str, start: float, end: float, instruction: str = "") -> Ran:
+def kernel(name: str, start: float, end: float, instruction: str = "") -> TraceEvent:
     stats: Stats = {"hlo_op": instruction or name, "hlo_module": "jit_step", "correlation_id": 7}
-    return Ran(name, start, end, stats)
+    return TraceEvent(name, start, end, stats)
 
 
-def profile(folder: Path, **streams: list[Ran]) -> Profile:
-    lines = {f"Stream #{number}(Compute)": events for number, events in enumerate(streams.values())}
+def profile(folder: Path, **streams: list[TraceEvent]) -> Profile:
+    lines = {
+        f"Stream #{stream_number}(Compute)": events
+        for stream_number, events in enumerate(streams.values())
+    }
     return read_profile(write(folder, Plane("/device:GPU:0", lines)))
 
 
 def test_another_stream_hides_a_collective_while_it_computes(tmp_path: Path) -> None:
-    """NCCL runs from 10 to 60, the other stream computes to 30 and again from 50."""
+    """NCCL runs from 10 to 60. The other stream computes until 30 and again from 50."""
     step_profile = profile(
         tmp_path,
         compute=[kernel("gemm", 0, 30), kernel("gemm", 50, 100)],
@@ -45,7 +48,9 @@ def test_another_stream_hides_a_collective_while_it_computes(tmp_path: Path) -> 
 
 def test_a_copy_from_the_host_hides_nothing(tmp_path: Path) -> None:
     step_profile = profile(
-        tmp_path, copy=[Ran("MemcpyH2D", 0, 40)], nccl=[kernel(NCCL, 0, 50, "all-gather-start")]
+        tmp_path,
+        copy=[TraceEvent("MemcpyH2D", 0, 40)],
+        nccl=[kernel(NCCL, 0, 50, "all-gather-start")],
     )
     assert step_profile.exposed == pytest.approx(50e-6)
     assert step_profile.computing == 0
@@ -90,7 +95,7 @@ def test_two_collectives_at_once_are_exposed_once(tmp_path: Path) -> None:
         ("sender", None),
     ],
 )
-def test_collectives_are_known_by_their_many_names(name: str, kind: str | None) -> None:
+def test_collectives_are_recognized_by_all_their_names(name: str, kind: str | None) -> None:
     assert collective_kind(name) == kind
 
 
@@ -99,8 +104,8 @@ def looped(x: Any, w: Any) -> Any:
     return jnp.sort(x, axis=0)  # once
 
 
-def test_runs_are_counted_by_what_a_program_runs_once(tmp_path: Path) -> None:
-    """The program stands in the trace, as the profiler puts it there; nothing marks the steps."""
+def test_runs_are_counted_by_operations_that_run_once_per_program(tmp_path: Path) -> None:
+    """The trace contains the program, as the profiler writes it, and no markers of steps."""
     compiled = jax.jit(looped).lower(jnp.ones((8, 8)), jnp.ones((8, 8))).compile()
     executable: Any = compiled.runtime_executable()
     (module,) = executable.hlo_modules()
@@ -112,16 +117,18 @@ def test_runs_are_counted_by_what_a_program_runs_once(tmp_path: Path) -> None:
     program = module.as_serialized_hlo_module_proto()
     events = []
     for run in range(3):
-        at = 100.0 * run
-        events += [(dot[1], at + 10 * trip, at + 10 * trip + 8) for trip in range(5)]
-        events.append((sort[1], at + 60, at + 90))
-    number = -7  # which one place of a trace writes with its sign, and the other without
-    stats: Stats = {"hlo_module": "jit_by_number", "program_id": number}
-    kernels = [Ran(name, begin, end, {"hlo_op": name, **stats}) for name, begin, end in events]
+        run_start = 100.0 * run
+        events += [(dot[1], run_start + 10 * trip, run_start + 10 * trip + 8) for trip in range(5)]
+        events.append((sort[1], run_start + 60, run_start + 90))
+    program_number = -7  # one place of a trace writes it signed, the other unsigned
+    stats: Stats = {"hlo_module": "jit_by_number", "program_id": program_number}
+    kernels = [
+        TraceEvent(name, begin, end, {"hlo_op": name, **stats}) for name, begin, end in events
+    ]
     programs = Plane(
         "/host:metadata",
         {},
-        {"jit_looped": {"Hlo Proto": hlo_proto(program), "program_id": number}},
+        {"jit_looped": {"Hlo Proto": hlo_proto(program), "program_id": program_number}},
     )
     step_profile = read_profile(
         write(tmp_path, programs, Plane("/device:GPU:0", {"Stream #1": kernels}))
@@ -130,26 +137,26 @@ def test_runs_are_counted_by_what_a_program_runs_once(tmp_path: Path) -> None:
     kinds = {
         row.kind: (row.count, row.source.rpartition("/")[2]) for row in step_profile.operations
     }
-    here = Path(__file__)
-    once = 1 + next(
-        n for n, line in enumerate(here.read_text().splitlines()) if line.endswith("# once")
+    this_file = Path(__file__)
+    once_line = 1 + next(
+        n for n, line in enumerate(this_file.read_text().splitlines()) if line.endswith("# once")
     )
     assert kinds == {
-        "dot": (5, f"{here.name}:{once - 1}"),
-        "sort": (1, f"{here.name}:{once}"),
+        "dot": (5, f"{this_file.name}:{once_line - 1}"),
+        "sort": (1, f"{this_file.name}:{once_line}"),
     }
 
 
 def hlo_proto(module: bytes) -> bytes:
-    """The message that holds a module as its first field."""
+    """Return a message with a module as its first field."""
     length, size = len(module), b""
     while length > 127:
         size, length = size + bytes([length & 127 | 128]), length >> 7
     return b"\x0a" + size + bytes([length]) + module
 
 
-def test_the_program_knows_better_than_a_name() -> None:
-    """A fusion may bear a collective's name, and a permute runs as a copy between devices."""
+def test_the_program_overrides_the_kind_guessed_from_a_name() -> None:
+    """A fusion may have a collective's name, and a permute may run as a copy between devices."""
     program = CompiledProgram(
         "jit_step",
         {
@@ -159,7 +166,7 @@ def test_the_program_knows_better_than_a_name() -> None:
             "all-gather-start.1": CompiledInstruction("all-gather-start", "a.py:4", True),
         },
     )
-    named = [
+    operations = [
         named_operation(event, instruction, "jit_step", program)
         for event, instruction in [
             ("psum_fusion", "psum_fusion"),
@@ -168,5 +175,10 @@ def test_the_program_knows_better_than_a_name() -> None:
             (NCCL, "command_buffer_11"),
         ]
     ]
-    assert [row.kind for row in named] == ["fusion", "collective-permute", "fusion", "all-gather"]
-    assert [row.source for row in named] == ["a.py:1", "a.py:2", "a.py:3", "a.py:4"]
+    assert [row.kind for row in operations] == [
+        "fusion",
+        "collective-permute",
+        "fusion",
+        "all-gather",
+    ]
+    assert [row.source for row in operations] == ["a.py:1", "a.py:2", "a.py:3", "a.py:4"]

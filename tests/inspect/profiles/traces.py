@@ -1,4 +1,4 @@
-"""Writes small traces of TPUs and GPUs with known answers, as the profiler would write them."""
+"""Write small traces of TPUs and GPUs with known answers in the profiler's format."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ Stats = Mapping[str, str | int | bytes]
 
 
 @dataclass(frozen=True)
-class Ran:
-    """An event: a name, its start and its end in microseconds, and what it carries."""
+class TraceEvent:
+    """An event: its name, its start and end in microseconds, and its stats."""
 
     name: str
     start: float
@@ -22,11 +22,11 @@ class Ran:
 
 @dataclass(frozen=True)
 class Plane:
-    """A plane of a trace, with lines of events, and what it says of an event's name."""
+    """A plane of a trace: lines of events, and metadata of the event names."""
 
     name: str
-    lines: Mapping[str, Iterable[Ran]]
-    facts: Mapping[str, Stats] = field(default_factory=dict)
+    lines: Mapping[str, Iterable[TraceEvent]]
+    name_stats: Mapping[str, Stats] = field(default_factory=dict)
 
 
 def text_proto(*planes: Plane) -> str:
@@ -34,7 +34,7 @@ def text_proto(*planes: Plane) -> str:
 
 
 def write(folder: Path, *planes: Plane, run: str = "2026_01_02_03_04_05", host: str = "vm") -> Path:
-    """Write a trace where the profiler would; the folder is what one passes to the profiler."""
+    """Write a trace at the profiler's path. The folder is the profiler's argument."""
     file = folder / "plugins" / "profile" / run / f"{host}.xplane.pb"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(ProfileData.text_proto_to_serialized_xspace(text_proto(*planes)))
@@ -44,11 +44,11 @@ def write(folder: Path, *planes: Plane, run: str = "2026_01_02_03_04_05", host: 
 def _plane(number: int, plane: Plane) -> str:
     keys: dict[str, int] = {}
     names: dict[str, int] = {}
-    fresh = count(1)
+    next_identifier = count(1)
 
     def key(table: dict[str, int], name: str) -> int:
         if name not in table:
-            table[name] = next(fresh)
+            table[name] = next(next_identifier)
         return table[name]
 
     def stats(values: Stats) -> str:
@@ -59,22 +59,24 @@ def _plane(number: int, plane: Plane) -> str:
 
     lines = []
     for index, (name, events) in enumerate(plane.lines.items()):
-        ran = "\n".join(
+        event_text = "\n".join(
             f"events {{ metadata_id: {key(names, event.name)} offset_ps: {event.start * 1e6:.0f} "
             f"duration_ps: {(event.end - event.start) * 1e6:.0f} {stats(event.stats)} }}"
             for event in events
         )
-        lines.append(f"lines {{ id: {index} name: {quoted(name)} timestamp_ns: 1000\n{ran} }}")
+        lines.append(
+            f"lines {{ id: {index} name: {quoted(name)} timestamp_ns: 1000\n{event_text} }}"
+        )
     metadata = "\n".join(
         f"event_metadata {{ key: {identifier} value {{ id: {identifier} name: {quoted(name)} "
-        f"{stats(plane.facts.get(name, {}))} }} }}"
-        for name, identifier in [(name, key(names, name)) for name in {**names, **plane.facts}]
+        f"{stats(plane.name_stats.get(name, {}))} }} }}"
+        for name, identifier in [(name, key(names, name)) for name in {**names, **plane.name_stats}]
     )
-    known = "\n".join(
+    stat_metadata = "\n".join(
         f"stat_metadata {{ key: {identifier} value {{ id: {identifier} name: {quoted(name)} }} }}"
         for name, identifier in keys.items()
     )
-    body = "\n".join([*lines, metadata, known])
+    body = "\n".join([*lines, metadata, stat_metadata])
     return f"planes {{ id: {number} name: {quoted(plane.name)}\n{body} }}"
 
 

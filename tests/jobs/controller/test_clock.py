@@ -131,14 +131,14 @@ def test_a_host_that_stays_silent_after_the_sleep_is_found_all_the_same(tmp_path
 def test_times_of_an_earlier_server_that_lie_in_the_future_are_drawn_back() -> None:
     scenario = Scenario().runs().program_fails().verdict()
     ahead = replace(scenario.job, not_before=scenario.now + 24 * HOUR)
-    mended = lifecycle.clamp_times(ahead, scenario.now)
+    mended = lifecycle.adapt_times(ahead, scenario.now)
     assert mended.not_before <= scenario.now + 120
     scenario.job = mended
     scenario.passes(121)
     assert scenario.job.attempts == 2
     kept = replace(mended, kept_until=scenario.now + 24 * HOUR)
-    assert lifecycle.clamp_times(kept, scenario.now).kept_until == scenario.now + kept.keep
-    early = lifecycle.clamp_times(Scenario().runs().job, 0.5)
+    assert lifecycle.adapt_times(kept, scenario.now).kept_until == scenario.now + kept.keep
+    early = lifecycle.adapt_times(Scenario().runs().job, 0.5)
     assert early.placement is not None
     assert early.attempt is not None
     assert (early.placement.asked_at, early.attempt.started_at) == (0.5, 0.5)

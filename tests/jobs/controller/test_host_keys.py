@@ -47,3 +47,16 @@ def test_a_job_that_was_never_sent_is_cancelled_at_once(tmp_path: Path) -> None:
         await harness.until(lambda: harness.show(job)["ended"] is not None, within=120)
 
     run_scenario(tmp_path, scenario)
+
+
+def test_a_running_job_is_not_cancelled_while_nobody_confirms_the_stop(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        harness.cloud.no_keys = UNAVAILABLE
+        await harness.restart()
+        await harness.service.verb(job, "cancel", {})
+        await harness.until(lambda: "cannot be reached" in str(harness.show(job)), within=120)
+        assert harness.show(job)["ended"] is None
+
+    run_scenario(tmp_path, scenario)

@@ -177,6 +177,23 @@ def test_a_release_that_fails_after_its_slice_was_seen_gone_is_forgotten(tmp_pat
     run_scenario(tmp_path, scenario)
 
 
+def test_a_failing_delete_is_repeated_within_ten_minutes_however_rare_polls_are(
+    tmp_path: Path,
+) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        releases, clock = harness.supervisor.releases, harness.clock
+        harness.supervisor.polls.interval = 1200.0
+        row = SliceRow("dl-x-000001-1", "000001", "us-central2-b", "v4-8", 1.0, 1.0, 2.0, None)
+        harness.cloud.no_release = UNAVAILABLE
+        for _ in range(5):
+            releases.rows = [row]
+            (due,) = releases.due(clock(), ())
+            await releases.release(due)
+            await asyncio.sleep(1200 + 600)
+
+    run_scenario(tmp_path, scenario)
+
+
 def test_a_slice_that_was_released_before_a_failed_round_is_deleted(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         releases = harness.supervisor.releases

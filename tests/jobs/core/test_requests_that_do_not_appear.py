@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from drumline.jobs.core.lifecycle import adapt_times
 from drumline.jobs.core.state import EffectKind, Outcome, Status
 from drumline.observed import (
     Endpoint,
@@ -49,6 +50,17 @@ def test_the_minute_begins_when_the_cloud_accepts_the_request() -> None:
     scenario = Scenario().settle().passes(TIMEOUTS.visible + 60).cloud_takes_the_request()
     scenario.hidden()
     assert scenario.did(EffectKind.RELEASE) == []
+
+
+def test_a_new_server_with_a_clock_set_forward_gives_a_request_its_minute_again() -> None:
+    scenario = accepted()
+    scenario.now += 3 * 3600
+    scenario.job = adapt_times(scenario.job, scenario.now)
+    scenario.hidden()
+    assert scenario.did(EffectKind.RELEASE) == []
+    scenario.now += TIMEOUTS.visible + 5
+    scenario.hidden()
+    assert scenario.did(EffectKind.RELEASE) == [SLICE]
 
 
 def test_an_operation_in_progress_is_not_a_lost_request() -> None:

@@ -18,8 +18,8 @@ torch: Any = pytest.importorskip("torch")
 def _repair_torchvision() -> None:
     """Make torchvision importable if it was built for a CUDA version that is not installed.
 
-    timm and transformers import it and use none of its operators; it fails where it describes two
-    that were not loaded.
+    timm and transformers import it and use none of its operators. The import fails at the
+    registration of two operators that were not loaded.
     """
     try:
         import torchvision  # noqa: F401
@@ -62,17 +62,17 @@ def llama(model: LM = DECODER) -> Any:
     return transformers.LlamaForCausalLM(sizes)
 
 
-def drawn(model: ViT | LM, seed: int) -> Params:
+def random_params(model: ViT | LM, seed: int) -> Params:
     """Return weights without zeros and ones, as after some training."""
-    dice = np.random.default_rng(seed)
+    random_source = np.random.default_rng(seed)
     params = model.init(jax.random.key(seed))
-    moved: Params = jax.tree.map(
-        lambda w: w + 0.05 * dice.standard_normal(w.shape).astype(np.float32), params
+    perturbed: Params = jax.tree.map(
+        lambda w: w + 0.05 * random_source.standard_normal(w.shape).astype(np.float32), params
     )
-    return moved
+    return perturbed
 
 
-def given_to(peer: Any, model: ViT | LM, params: Params) -> Any:
+def load_params(peer: Any, model: ViT | LM, params: Params) -> Any:
     """Return the peer with these weights."""
     tensors = {name: torch.from_numpy(value) for name, value in to_tensors(model, params).items()}
     missing, unexpected = peer.load_state_dict(tensors, strict=False)
@@ -83,33 +83,33 @@ def given_to(peer: Any, model: ViT | LM, params: Params) -> Any:
 
 def images(seed: int, model: ViT = VIT, count: int = 2) -> Any:
     """Return images with channels first, as in PyTorch."""
-    dice = np.random.default_rng(seed)
+    random_source = np.random.default_rng(seed)
     shape = (count, model.channels, model.image, model.image)
-    return dice.standard_normal(shape).astype(np.float32)
+    return random_source.standard_normal(shape).astype(np.float32)
 
 
 def tokens(seed: int, model: LM = DECODER, length: int = 24) -> Any:
     return np.random.default_rng(seed).integers(0, model.vocab, (2, length))
 
 
-def vit_on(model: ViT, params: Params) -> Callable[[Any], Any]:
+def vit_function(model: ViT, params: Params) -> Callable[[Any], Any]:
     """Return a function of images with channels first."""
     return lambda x: model.logits(params, x.transpose(0, 2, 3, 1))
 
 
-def lm_on(model: LM, params: Params) -> Callable[[Any], Any]:
+def lm_function(model: LM, params: Params) -> Callable[[Any], Any]:
     return lambda x: model.logits(params, x)
 
 
 def set_in_torch(path: str, **values: Any) -> Callable[[Any], None]:
     """Return a function that sets attributes of one module of the peer."""
 
-    def plant(peer: Any) -> None:
+    def set_attributes(peer: Any) -> None:
         for name, value in values.items():
             setattr(peer.get_submodule(path), name, value)
 
-    return plant
+    return set_attributes
 
 
-def nothing(peer: Any) -> None:
+def no_fault(peer: Any) -> None:
     del peer

@@ -27,29 +27,33 @@ from drumline.parallel.taps import collecting, scope  # noqa: E402
 from tests.numerics.ported.peers import (  # noqa: E402
     DECODER,
     VIT,
-    drawn,
-    given_to,
     images,
     llama,
-    lm_on,
-    nothing,
+    lm_function,
+    load_params,
+    no_fault,
+    random_params,
     set_in_torch,
     timm_vit,
     tokens,
-    vit_on,
+    vit_function,
 )
 
 
 @pytest.mark.parametrize("model", [VIT, DECODER], ids=["vit", "lm"])
 def test_a_model_in_bfloat16_diverges_from_one_in_float32(model: ViT | LM) -> None:
-    params = drawn(model, 3)
-    coarse = replace(model, compute_dtype="bfloat16")
-    if isinstance(coarse, ViT):
-        peer, inputs = given_to(timm_vit(), model, params), images(3)
-        divergence = trace_divergence(vit_on(coarse, params), peer, inputs, rename=TIMM_VIT)
+    params = random_params(model, 3)
+    bfloat16_model = replace(model, compute_dtype="bfloat16")
+    if isinstance(bfloat16_model, ViT):
+        peer, inputs = load_params(timm_vit(), model, params), images(3)
+        divergence = trace_divergence(
+            vit_function(bfloat16_model, params), peer, inputs, rename=TIMM_VIT
+        )
     else:
-        peer, inputs = given_to(llama(), model, params), tokens(3)
-        divergence = trace_divergence(lm_on(coarse, params), peer, inputs, rename=LLAMA)
+        peer, inputs = load_params(llama(), model, params), tokens(3)
+        divergence = trace_divergence(
+            lm_function(bfloat16_model, params), peer, inputs, rename=LLAMA
+        )
     assert divergence.first is not None
     assert divergence.cause is not None
     assert divergence.first is divergence.layers[0]
@@ -57,12 +61,12 @@ def test_a_model_in_bfloat16_diverges_from_one_in_float32(model: ViT | LM) -> No
 
 
 def test_pytorch_in_a_narrower_type_is_reported() -> None:
-    params = drawn(DECODER, 4)
-    peer = given_to(llama(), DECODER, params)
+    params = random_params(DECODER, 4)
+    peer = load_params(llama(), DECODER, params)
     peer.model.layers[1].mlp.down_proj.register_forward_hook(
         lambda _, __, out: out.bfloat16().float() if out.dtype == torch.float32 else out
     )
-    divergence = trace_divergence(lm_on(DECODER, params), peer, tokens(4), rename=LLAMA)
+    divergence = trace_divergence(lm_function(DECODER, params), peer, tokens(4), rename=LLAMA)
     assert divergence.first is not None
     assert divergence.first.name == "blocks.1.down"
     assert "PyTorch is further away" in str(divergence)
@@ -88,14 +92,14 @@ def test_another_padding_is_found(padding: Any, cause: str | None) -> None:
     stem = Stem()
     kernel = stem.conv.weight.detach().numpy().transpose(2, 3, 1, 0)
     bias = stem.conv.bias.detach().numpy()
-    sides = ((2, 0), (2, 0)) if padding == "shifted" else padding
+    explicit_padding = ((2, 0), (2, 0)) if padding == "shifted" else padding
 
     def jax_fn(x: jax.Array) -> jax.Array:
         x = jax.lax.conv_general_dilated(
             x.transpose(0, 2, 3, 1),
             kernel,
             (2, 2),
-            sides,
+            explicit_padding,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
         x = tap("conv", x + bias)
@@ -143,14 +147,17 @@ def test_an_unknown_difference_has_no_known_cause() -> None:
 
 
 def test_a_missing_residual_is_named() -> None:
-    params = drawn(DECODER, 5)
-    peer = given_to(llama(), DECODER, params)
+    params = random_params(DECODER, 5)
+    peer = load_params(llama(), DECODER, params)
 
     def jax_fn(x: jax.Array) -> jax.Array:
-        with collecting() as seen:
+        with collecting() as intermediates:
             logits = DECODER.logits(params, x)
-        for name, value in seen.items():
-            tap(name, seen["blocks.1.attention"] if name == "blocks.1.feedforward" else value)
+        for name, value in intermediates.items():
+            tap(
+                name,
+                intermediates["blocks.1.attention"] if name == "blocks.1.feedforward" else value,
+            )
         return logits
 
     divergence = trace_divergence(jax_fn, peer, tokens(5), rename=LLAMA)
@@ -163,17 +170,17 @@ def test_the_model_is_unchanged() -> None:
     peer = timm_vit().train()
     peer.blocks[0].eval()
     trace_divergence(
-        vit_on(VIT, drawn(VIT, 0)),
-        given_to(peer.train(), VIT, drawn(VIT, 0)),
+        vit_function(VIT, random_params(VIT, 0)),
+        load_params(peer.train(), VIT, random_params(VIT, 0)),
         images(0),
         rename=TIMM_VIT,
     )
     peer.train()
     peer.blocks[0].eval()
-    trace_divergence(vit_on(VIT, drawn(VIT, 0)), peer, images(0), rename=TIMM_VIT)
+    trace_divergence(vit_function(VIT, random_params(VIT, 0)), peer, images(0), rename=TIMM_VIT)
     assert peer.training
     assert not peer.blocks[0].training
-    assert not any(part._forward_hooks for part in peer.modules())
+    assert not any(module._forward_hooks for module in peer.modules())
 
 
 @pytest.mark.parametrize(
@@ -187,62 +194,68 @@ def test_the_model_is_unchanged() -> None:
     ],
 )
 def test_bad_names_are_a_user_error(rename: Any, sentence: str) -> None:
-    params = drawn(VIT, 0)
+    params = random_params(VIT, 0)
     if "nothing" in rename:
         rename = rename | {"output": "head:nothing"}
     with pytest.raises(UserError, match=re.escape(sentence)):
         trace_divergence(
-            vit_on(VIT, params), given_to(timm_vit(), VIT, params), images(0), rename=rename
+            vit_function(VIT, params),
+            load_params(timm_vit(), VIT, params),
+            images(0),
+            rename=rename,
         )
 
 
 def test_a_tap_in_a_loop_is_a_user_error() -> None:
     model = replace(DECODER, scan_layers=True)
-    params = drawn(DECODER, 0)
+    params = random_params(DECODER, 0)
     with pytest.raises(UserError, match="traced by itself"):
         trace_divergence(
-            lm_on(model, params), given_to(llama(), DECODER, params), tokens(0), rename=LLAMA
+            lm_function(model, params),
+            load_params(llama(), DECODER, params),
+            tokens(0),
+            rename=LLAMA,
         )
 
 
-def test_unused_taps_cost_nothing() -> None:
-    params = drawn(VIT, 0)
+def test_unused_taps_do_not_change_the_program() -> None:
+    params = random_params(VIT, 0)
     x = images(0).transpose(0, 2, 3, 1)
-    before = str(jax.make_jaxpr(partial(VIT.logits, params))(x))
-    with collecting() as seen, scope("here"):
+    program_before = str(jax.make_jaxpr(partial(VIT.logits, params))(x))
+    with collecting() as intermediates, scope("here"):
         jax.make_jaxpr(partial(VIT.logits, params))(x)
-    assert "here.blocks.0.query" in seen
-    assert str(jax.make_jaxpr(partial(VIT.logits, params))(x)) == before
+    assert "here.blocks.0.query" in intermediates
+    assert str(jax.make_jaxpr(partial(VIT.logits, params))(x)) == program_before
 
 
 def test_weights_load_in_both_directions(tmp_path: Path) -> None:
     """Write Drumline's weights to files for the peer, and read the peer's weights."""
     cases: list[Any] = [
-        (VIT, timm_vit(), images(7), vit_on),
-        (DECODER, llama(), tokens(7), lm_on),
+        (VIT, timm_vit(), images(7), vit_function),
+        (DECODER, llama(), tokens(7), lm_function),
     ]
     for model, peer, x, apply in cases:
         tensors = {name: value.detach().numpy() for name, value in peer.state_dict().items()}
         save_file(tensors, tmp_path / "theirs.safetensors")
         params = load(tmp_path / "theirs.safetensors", model)
-        before = peer.eval()(torch.as_tensor(x))
-        before = getattr(before, "logits", before).detach().numpy()
-        np.testing.assert_allclose(apply(model, params)(x), before, rtol=1e-4, atol=1e-5)
+        expected = peer.eval()(torch.as_tensor(x))
+        expected = getattr(expected, "logits", expected).detach().numpy()
+        np.testing.assert_allclose(apply(model, params)(x), expected, rtol=1e-4, atol=1e-5)
 
-        other = drawn(model, 8)
-        save(tmp_path / "drumline.safetensors", model, other)
+        other_params = random_params(model, 8)
+        save(tmp_path / "drumline.safetensors", model, other_params)
         peer.load_state_dict(load_torch_file(tmp_path / "drumline.safetensors"))
-        after = peer(torch.as_tensor(x))
-        after = getattr(after, "logits", after).detach().numpy()
-        np.testing.assert_allclose(apply(model, other)(x), after, rtol=1e-4, atol=1e-4)
+        reloaded = peer(torch.as_tensor(x))
+        reloaded = getattr(reloaded, "logits", reloaded).detach().numpy()
+        np.testing.assert_allclose(apply(model, other_params)(x), reloaded, rtol=1e-4, atol=1e-4)
 
 
 def find_cause(add_fault: Callable[[Any], None], lm: LM = DECODER) -> tuple[str, str, str]:
     """Return the layer, the cause and its description for a fault in a Llama."""
-    params = drawn(DECODER, 0)
-    peer = given_to(llama(), DECODER, params)
+    params = random_params(DECODER, 0)
+    peer = load_params(llama(), DECODER, params)
     add_fault(peer)
-    divergence = trace_divergence(lm_on(lm, params), peer, tokens(0), rename=LLAMA)
+    divergence = trace_divergence(lm_function(lm, params), peer, tokens(0), rename=LLAMA)
     assert divergence.first is not None
     assert divergence.cause is not None
     return divergence.first.name, divergence.cause.kind, divergence.cause.description
@@ -259,16 +272,16 @@ def test_an_unknown_scale_is_not_reported_as_a_known_one() -> None:
 
 
 def test_an_unknown_rotary_base_is_unknown() -> None:
-    layer, cause, _ = find_cause(nothing, replace(DECODER, rotary_base=2e6))
+    layer, cause, _ = find_cause(no_fault, replace(DECODER, rotary_base=2e6))
     assert (layer, cause) == ("blocks.0.mixed", "unknown")
 
 
 def test_an_unknown_activation_is_not_reported_as_a_known_one() -> None:
-    params = drawn(VIT, 0)
-    for odd in (torch.nn.ELU(), torch.nn.Mish(), torch.nn.Softplus()):
-        peer = given_to(timm_vit(), VIT, params)
-        peer.blocks[0].mlp.act = odd
-        divergence = trace_divergence(vit_on(VIT, params), peer, images(0), rename=TIMM_VIT)
+    params = random_params(VIT, 0)
+    for unknown_activation in (torch.nn.ELU(), torch.nn.Mish(), torch.nn.Softplus()):
+        peer = load_params(timm_vit(), VIT, params)
+        peer.blocks[0].mlp.act = unknown_activation
+        divergence = trace_divergence(vit_function(VIT, params), peer, images(0), rename=TIMM_VIT)
         assert divergence.cause is not None
         assert divergence.cause.kind == "another activation"
         assert "gelu by the normal distribution, and PyTorch an unknown activation" in str(
@@ -276,7 +289,7 @@ def test_an_unknown_activation_is_not_reported_as_a_known_one() -> None:
         )
 
 
-def test_a_shared_mask_is_no_difference() -> None:
+def test_a_shared_mask_is_not_a_difference() -> None:
     class Masked(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -284,25 +297,27 @@ def test_a_shared_mask_is_no_difference() -> None:
             self.i = torch.nn.Identity()
 
         def forward(self, x: Any) -> Any:
-            seen = torch.tril(torch.ones(8, 8, dtype=torch.bool))
-            return self.i(torch.where(seen, self.a(x), -torch.inf))
+            visible = torch.tril(torch.ones(8, 8, dtype=torch.bool))
+            return self.i(torch.where(visible, self.a(x), -torch.inf))
 
     torch.manual_seed(0)
     peer = Masked()
     weight, bias = (value.detach().numpy() for value in peer.a.parameters())
     x = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
 
-    def jax_fn(x: jax.Array, wrong: float = 0.0) -> jax.Array:
+    def jax_fn(x: jax.Array, offset: float = 0.0) -> jax.Array:
         scores = tap("a", x @ weight.T + bias)
-        seen = jnp.tril(jnp.ones((8, 8), bool))
-        masked: jax.Array = tap("i", jnp.where(seen, scores + wrong, -jnp.inf))
+        visible = jnp.tril(jnp.ones((8, 8), bool))
+        masked: jax.Array = tap("i", jnp.where(visible, scores + offset, -jnp.inf))
         return masked
 
     assert trace_divergence(jax_fn, peer, x).first is None
     jitted = jax.jit(jax_fn)
     jitted(x)
-    assert len(trace_divergence(jitted, peer, x).layers) == 3, "what is traced already too"
-    divergence = trace_divergence(partial(jax_fn, wrong=np.nan), peer, x)
+    assert len(trace_divergence(jitted, peer, x).layers) == 3, (
+        "a function that was already traced works too"
+    )
+    divergence = trace_divergence(partial(jax_fn, offset=np.nan), peer, x)
     assert divergence.cause is not None
     assert divergence.cause.kind == "not finite"
     json.dumps(divergence.to_dict(), allow_nan=False)
@@ -310,9 +325,9 @@ def test_a_shared_mask_is_no_difference() -> None:
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_pytorch_in_bfloat16_diverges_from_jax_in_float32() -> None:
-    params = drawn(VIT, 0)
-    peer = given_to(timm_vit(), VIT, params).bfloat16()
-    divergence = trace_divergence(vit_on(VIT, params), peer, images(0), rename=TIMM_VIT)
+    params = random_params(VIT, 0)
+    peer = load_params(timm_vit(), VIT, params).bfloat16()
+    divergence = trace_divergence(vit_function(VIT, params), peer, images(0), rename=TIMM_VIT)
     assert divergence.first is divergence.layers[0]
     assert "bfloat16" in str(divergence)
 
@@ -327,14 +342,16 @@ def test_convolutions_and_norms_of_every_kind_have_a_cause() -> None:
         (torch.nn.GroupNorm(2, 4), "unknown"),
         (torch.nn.BatchNorm2d(4), "unknown"),
     ):
-        bare = copy.deepcopy(layer).eval()
+        without_bias = copy.deepcopy(layer).eval()
         if isinstance(layer, torch.nn.Conv2d):
-            torch.nn.init.zeros_(bare.bias)
-        output = bare(torch.from_numpy(x)).detach().numpy()
+            torch.nn.init.zeros_(without_bias.bias)
+        output = without_bias(torch.from_numpy(x)).detach().numpy()
         if not isinstance(layer, torch.nn.Conv2d):
             output = output * 1.01
-        wrong = partial(lambda output, x: tap("0", jnp.asarray(output) + 0 * x.sum()), output)
-        divergence = trace_divergence(wrong, torch.nn.Sequential(layer), x)
+        wrong_function = partial(
+            lambda output, x: tap("0", jnp.asarray(output) + 0 * x.sum()), output
+        )
+        divergence = trace_divergence(wrong_function, torch.nn.Sequential(layer), x)
         assert divergence.cause is not None
         assert divergence.cause.kind == cause, str(divergence)
 

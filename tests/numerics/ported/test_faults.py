@@ -15,45 +15,45 @@ from drumline.numerics import LLAMA, TIMM_VIT, trace_divergence  # noqa: E402
 from tests.numerics.ported.peers import (  # noqa: E402
     DECODER,
     VIT,
-    drawn,
-    given_to,
     images,
     llama,
-    lm_on,
-    nothing,
+    lm_function,
+    load_params,
+    no_fault,
+    random_params,
     set_in_torch,
     timm_vit,
     tokens,
-    vit_on,
+    vit_function,
 )
 
 SEEDS = range(20)
 
 
-def narrow(x: jax.Array) -> jax.Array:
+def round_to_bf16(x: jax.Array) -> jax.Array:
     return x.astype(jnp.bfloat16).astype(jnp.float32)
 
 
-def in_block(number: int, name: str, change: Callable[[jax.Array], jax.Array]) -> Any:
+def change_block(index: int, name: str, change: Callable[[jax.Array], jax.Array]) -> Any:
     """Return a function that changes one weight of one block."""
 
     def changed(params: Params) -> Params:
         weight = params["blocks"][name]
-        other = weight.at[number].set(change(weight[number]))
-        return {**params, "blocks": {**params["blocks"], name: other}}
+        changed_weight = weight.at[index].set(change(weight[index]))
+        return {**params, "blocks": {**params["blocks"], name: changed_weight}}
 
     return changed
 
 
-def outside(name: str, change: Callable[[jax.Array], jax.Array]) -> Any:
+def change_weight(name: str, change: Callable[[jax.Array], jax.Array]) -> Any:
     return lambda params: {**params, name: change(params[name])}
 
 
-def as_it_is(params: Params) -> Params:
+def unchanged(params: Params) -> Params:
     return params
 
 
-def square(w: jax.Array) -> jax.Array:
+def transpose_heads(w: jax.Array) -> jax.Array:
     """Transpose the kernel of the heads as a matrix."""
     return w.reshape(w.shape[0], -1).T.reshape(w.shape)
 
@@ -70,9 +70,9 @@ def llama_peer() -> Any:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_correct_port_of_vit_does_not_diverge(seed: int, vit_peer: Any) -> None:
-    params = drawn(VIT, seed)
-    peer = given_to(vit_peer, VIT, params)
-    divergence = trace_divergence(vit_on(VIT, params), peer, images(seed), rename=TIMM_VIT)
+    params = random_params(VIT, seed)
+    peer = load_params(vit_peer, VIT, params)
+    divergence = trace_divergence(vit_function(VIT, params), peer, images(seed), rename=TIMM_VIT)
     assert divergence.first is None, str(divergence)
     assert len(divergence.layers) == 5 + 12 * VIT.depth
     assert "all 29 layers agree" in str(divergence)
@@ -80,9 +80,9 @@ def test_a_correct_port_of_vit_does_not_diverge(seed: int, vit_peer: Any) -> Non
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_correct_port_of_llama_does_not_diverge(seed: int, llama_peer: Any) -> None:
-    params = drawn(DECODER, seed)
-    peer = given_to(llama_peer, DECODER, params)
-    divergence = trace_divergence(lm_on(DECODER, params), peer, tokens(seed), rename=LLAMA)
+    params = random_params(DECODER, seed)
+    peer = load_params(llama_peer, DECODER, params)
+    divergence = trace_divergence(lm_function(DECODER, params), peer, tokens(seed), rename=LLAMA)
     assert divergence.first is None, str(divergence)
     assert len(divergence.layers) == 4 + 13 * DECODER.depth
 
@@ -120,75 +120,86 @@ def rotary_base(peer: Any) -> None:
 Fault = tuple[str, str, str, Callable[[Params], Params], Callable[[Any], None]]
 """A name, the layer, the cause, and the change of JAX's weights or of PyTorch's model."""
 
-IN_VIT: list[Fault] = [
-    ("epsilon", "blocks.1.attention_norm", "epsilon", as_it_is,
+VIT_FAULTS: list[Fault] = [
+    ("epsilon", "blocks.1.attention_norm", "epsilon", unchanged,
      set_in_torch("blocks.1.norm1", eps=1e-5)),
-    ("last epsilon", "norm", "epsilon", as_it_is, set_in_torch("norm", eps=1e-3)),
-    ("tanh", "blocks.1.activation", "gelu's variant", as_it_is, tanh_gelu),
-    ("quick gelu", "blocks.0.activation", "gelu's variant", as_it_is, quick_gelu),
-    ("no bias", "blocks.1.up", "bias", in_block(1, "up_bias", jnp.zeros_like), nothing),
+    ("last epsilon", "norm", "epsilon", unchanged, set_in_torch("norm", eps=1e-3)),
+    ("tanh", "blocks.1.activation", "gelu's variant", unchanged, tanh_gelu),
+    ("quick gelu", "blocks.0.activation", "gelu's variant", unchanged, quick_gelu),
+    ("no bias", "blocks.1.up", "bias", change_block(1, "up_bias", jnp.zeros_like), no_fault),
     ("bias dtype", "blocks.0.down", "bias in another dtype",
-     in_block(0, "down_bias", narrow), nothing),
+     change_block(0, "down_bias", round_to_bf16), no_fault),
     ("query bias dtype", "blocks.1.query", "bias in another dtype",
-     in_block(1, "query_bias", narrow), nothing),
+     change_block(1, "query_bias", round_to_bf16), no_fault),
     ("norm dtype", "blocks.1.feedforward_norm", "norm in another dtype",
-     in_block(1, "feedforward_norm", narrow), nothing),
+     change_block(1, "feedforward_norm", round_to_bf16), no_fault),
     ("transposed output", "blocks.0.output", "transposed kernel",
-     in_block(0, "output", lambda w: w.reshape(64, 64).T.reshape(w.shape)), nothing),
-    ("transposed key", "blocks.1.key", "transposed kernel", in_block(1, "key", square), nothing),
+     change_block(0, "output", lambda w: w.reshape(64, 64).T.reshape(w.shape)), no_fault),
+    ("transposed key", "blocks.1.key", "transposed kernel",
+     change_block(1, "key", transpose_heads), no_fault),
     ("reshaped kernel", "blocks.1.up", "transposed kernel",
-     in_block(1, "up", lambda w: w.T.reshape(w.shape)), nothing),
-    ("attention scale", "blocks.1.mixed", "attention scale", as_it_is, scale_of_vit),
+     change_block(1, "up", lambda w: w.T.reshape(w.shape)), no_fault),
+    ("attention scale", "blocks.1.mixed", "attention scale", unchanged, scale_of_vit),
     ("kernel dtype", "blocks.1.down", "kernel in another dtype",
-     in_block(1, "down", narrow), nothing),
-    ("head bias", "head", "bias", outside("head_bias", jnp.zeros_like), nothing),
+     change_block(1, "down", round_to_bf16), no_fault),
+    ("head bias", "head", "bias", change_weight("head_bias", jnp.zeros_like), no_fault),
     ("patches flipped", "patch", "transposed kernel",
-     outside("patch", lambda w: w.reshape(8, 8, 3, 64)[::-1, ::-1].reshape(w.shape)), nothing),
+     change_weight("patch", lambda w: w.reshape(8, 8, 3, 64)[::-1, ::-1].reshape(w.shape)),
+     no_fault),
     ("patches turned", "patch", "transposed kernel",
-     outside("patch", lambda w: w.reshape(8, 8, 3, 64).swapaxes(0, 1).reshape(w.shape)), nothing),
+     change_weight("patch", lambda w: w.reshape(8, 8, 3, 64).swapaxes(0, 1).reshape(w.shape)),
+     no_fault),
     ("channels", "patch", "channels",
-     outside("patch", lambda w: w.reshape(8, 8, 3, 64)[:, :, ::-1].reshape(w.shape)), nothing),
+     change_weight("patch", lambda w: w.reshape(8, 8, 3, 64)[:, :, ::-1].reshape(w.shape)),
+     no_fault),
 ]  # fmt: skip
 
-IN_LM: list[Fault] = [
-    ("epsilon", "blocks.1.feedforward_norm", "epsilon", as_it_is,
+LLAMA_FAULTS: list[Fault] = [
+    ("epsilon", "blocks.1.feedforward_norm", "epsilon", unchanged,
      set_in_torch("model.layers.1.post_attention_layernorm", variance_epsilon=1e-5)),
-    ("last epsilon", "norm", "epsilon", as_it_is,
+    ("last epsilon", "norm", "epsilon", unchanged,
      set_in_torch("model.norm", variance_epsilon=1e-4)),
-    ("activation", "blocks.1.activation", "another activation", as_it_is, silu_for_gelu),
+    ("activation", "blocks.1.activation", "another activation", unchanged, silu_for_gelu),
     ("transposed query", "blocks.0.query", "transposed kernel",
-     in_block(0, "query", square), nothing),
+     change_block(0, "query", transpose_heads), no_fault),
     ("reshaped gate", "blocks.1.gate", "transposed kernel",
-     in_block(1, "gate", lambda w: w.T.reshape(w.shape)), nothing),
-    ("attention scale", "blocks.1.mixed", "attention scale", as_it_is, scale_of_llama),
-    ("rotary base", "blocks.0.mixed", "rotary positions", as_it_is, rotary_base),
+     change_block(1, "gate", lambda w: w.T.reshape(w.shape)), no_fault),
+    ("attention scale", "blocks.1.mixed", "attention scale", unchanged, scale_of_llama),
+    ("rotary base", "blocks.0.mixed", "rotary positions", unchanged, rotary_base),
     ("norm dtype", "blocks.1.attention_norm", "norm in another dtype",
-     in_block(1, "attention_norm", narrow), nothing),
-    ("head dtype", "head", "kernel in another dtype", outside("head", narrow), nothing),
-    ("table dtype", "table", "embedding in another dtype", outside("table", narrow), nothing),
-    ("table scaled", "table", "embedding scale", outside("table", lambda w: w * 8.0), nothing),
+     change_block(1, "attention_norm", round_to_bf16), no_fault),
+    ("head dtype", "head", "kernel in another dtype",
+     change_weight("head", round_to_bf16), no_fault),
+    ("table dtype", "table", "embedding in another dtype",
+     change_weight("table", round_to_bf16), no_fault),
+    ("table scaled", "table", "embedding scale",
+     change_weight("table", lambda w: w * 8.0), no_fault),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", IN_VIT, ids=lambda fault: fault[0])
+@pytest.mark.parametrize("fault", VIT_FAULTS, ids=lambda fault: fault[0])
 def test_faults_in_vit_are_found(fault: Fault) -> None:
-    _, layer, cause, change, plant = fault
-    params = drawn(VIT, 1)
-    peer = given_to(timm_vit(), VIT, params)
-    plant(peer)
-    divergence = trace_divergence(vit_on(VIT, change(params)), peer, images(1), rename=TIMM_VIT)
+    _, layer, cause, change, add_fault = fault
+    params = random_params(VIT, 1)
+    peer = load_params(timm_vit(), VIT, params)
+    add_fault(peer)
+    divergence = trace_divergence(
+        vit_function(VIT, change(params)), peer, images(1), rename=TIMM_VIT
+    )
     assert divergence.first is not None
     assert divergence.cause is not None
     assert (divergence.first.name, divergence.cause.kind) == (layer, cause), str(divergence)
 
 
-@pytest.mark.parametrize("fault", IN_LM, ids=lambda fault: fault[0])
+@pytest.mark.parametrize("fault", LLAMA_FAULTS, ids=lambda fault: fault[0])
 def test_faults_in_llama_are_found(fault: Fault) -> None:
-    _, layer, cause, change, plant = fault
-    params = drawn(DECODER, 1)
-    peer = given_to(llama(), DECODER, params)
-    plant(peer)
-    divergence = trace_divergence(lm_on(DECODER, change(params)), peer, tokens(1), rename=LLAMA)
+    _, layer, cause, change, add_fault = fault
+    params = random_params(DECODER, 1)
+    peer = load_params(llama(), DECODER, params)
+    add_fault(peer)
+    divergence = trace_divergence(
+        lm_function(DECODER, change(params)), peer, tokens(1), rename=LLAMA
+    )
     assert divergence.first is not None
     assert divergence.cause is not None
     assert (divergence.first.name, divergence.cause.kind) == (layer, cause), str(divergence)

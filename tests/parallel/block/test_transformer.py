@@ -31,69 +31,73 @@ SHAPES = {
 }
 MESHES = ((1, 1), (2, 4), (1, 8))
 BATCH, LENGTH = 2, 24
-# What the roundings in the block may add up to, in units of the last place of the largest entry:
-# some sixteen arrays are rounded on the way to the result and four times as many on the way back
-# to a weight. Independent errors grow as the root of their number.
+# The bounds for the accumulated rounding errors, in units of the last place of the largest entry.
+# Some sixteen arrays are rounded in the forward pass and four times as many in the backward pass to
+# a weight. Independent errors grow with the square root of their number.
 FORWARD_ULPS, GRADIENT_ULPS = 4, 8
 
 
 @cache
-def drawn(shape: BlockShape, dtype: str) -> tuple[TransformerBlock, Any, Any]:
-    """A block, activations, and a cotangent, all in numpy and of unit size."""
+def random_block(shape: BlockShape, dtype: str) -> tuple[TransformerBlock, Any, Any]:
+    """Return a block, activations and a cotangent, all in numpy and of unit size."""
     rng = np.random.default_rng(1)
 
     def draw(*size: int) -> Any:
         return np.asarray(rng.normal(size=size), jnp.dtype(dtype))
 
-    outline = eqx.filter_eval_shape(TransformerBlock, shape, key=jax.random.key(0), dtype=dtype)
+    abstract_block = eqx.filter_eval_shape(
+        TransformerBlock, shape, key=jax.random.key(0), dtype=dtype
+    )
 
     def weight(path: Any, leaf: jax.ShapeDtypeStruct) -> Any:
         name, size = path[-1].name, leaf.shape
         if "norm" in name:
-            # Not ones, so that their gradients are tested on more than one scale.
+            # Random scales test the gradients on more than one scale.
             return np.asarray(rng.uniform(0.5, 1.5, size), leaf.dtype)
-        summed = prod(size[:-1]) if name in ("output", "down") else size[0]
-        return np.asarray(rng.normal(size=size) * summed**-0.5, leaf.dtype)
+        fan_in = prod(size[:-1]) if name in ("output", "down") else size[0]
+        return np.asarray(rng.normal(size=size) * fan_in**-0.5, leaf.dtype)
 
-    block = jax.tree_util.tree_map_with_path(weight, outline)
+    block = jax.tree_util.tree_map_with_path(weight, abstract_block)
     size = (BATCH, LENGTH, shape.width)
     return block, draw(*size), draw(*size)
 
 
 @cache
-def exact(shape: BlockShape, dtype: str) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
-    """The result in numpy's float64, and the gradients of x and every weight in float64."""
-    block, x, g = drawn(shape, dtype)
-    wide = {name: np.asarray(w, np.float64) for name, w in named(block).items()}
+def float64_reference(
+    shape: BlockShape, dtype: str
+) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
+    """Return the output in numpy's float64, and the gradients of x and all weights in float64."""
+    block, x, g = random_block(shape, dtype)
+    weights64 = {name: np.asarray(w, np.float64) for name, w in weights_by_name(block).items()}
     x64, g64 = np.asarray(x, np.float64), np.asarray(g, np.float64)
 
-    def pulled(weights: Any, x: jax.Array, g: jax.Array) -> Any:
+    def gradients_of(weights: Any, x: jax.Array, g: jax.Array) -> Any:
         return jax.vjp(lambda w, x: reference.block(jnp, shape, w, x), weights, x)[1](g)
 
     with jax.enable_x64(True):
-        weights, dx = jax.device_get(jax.jit(pulled)(wide, x64, g64))
-    return reference.block(np, shape, wide, x64), {**weights, "x": dx}
+        weights, dx = jax.device_get(jax.jit(gradients_of)(weights64, x64, g64))
+    return reference.block(np, shape, weights64, x64), {**weights, "x": dx}
 
 
-def named(block: TransformerBlock) -> dict[str, jax.Array]:
-    """The weights by the names of their fields."""
+def weights_by_name(block: TransformerBlock) -> dict[str, jax.Array]:
+    """Return the weights by the names of their fields."""
     leaves = jax.tree_util.tree_leaves_with_path(block)
     return {path[-1].name: leaf for path, leaf in leaves}
 
 
 def ulps(result: Any, expected: npt.NDArray[np.float64], dtype: str) -> float:
-    """The largest error in units of the last place of the largest entry."""
+    """Return the largest error in units of the last place of the largest entry."""
     error = np.abs(np.asarray(result, np.float64) - expected).max()
     return float(error / (float(jnp.finfo(dtype).eps) * np.abs(expected).max()))
 
 
-def placed(block: TransformerBlock, mesh: Mesh, *arrays: Any) -> Any:
-    """A block and activations on the devices of a mesh."""
-    place = NamedSharding(mesh, P("X", "Y"))
-    return block.placed(mesh), *(jax.device_put(array, place) for array in arrays)
+def put_on_mesh(block: TransformerBlock, mesh: Mesh, *arrays: Any) -> Any:
+    """Return a block and activations on the devices of a mesh."""
+    sharding = NamedSharding(mesh, P("X", "Y"))
+    return block.placed(mesh), *(jax.device_put(array, sharding) for array in arrays)
 
 
-# Every mesh meets both types, and both types meet both shapes on more than one device.
+# Every mesh is tested with both types, and both types with both shapes on several devices.
 @pytest.mark.parametrize(
     ("sizes", "dtype", "name"),
     [
@@ -109,9 +113,11 @@ def test_result_and_gradients_agree_with_float64(
     sizes: tuple[int, int], dtype: str, name: str
 ) -> None:
     shape = SHAPES[name]
-    out, gradients = exact(shape, dtype)
+    out, gradients = float64_reference(shape, dtype)
     mesh = jax.make_mesh(sizes, ("X", "Y"))
-    block, x, g = placed(*drawn(shape, dtype)[:1], mesh, *drawn(shape, dtype)[1:])
+    block, x, g = put_on_mesh(
+        *random_block(shape, dtype)[:1], mesh, *random_block(shape, dtype)[1:]
+    )
     with jax.set_mesh(mesh):
         for overlap in (True, False):
 
@@ -125,21 +131,23 @@ def test_result_and_gradients_agree_with_float64(
             assert (y.dtype, y.shape) == (x.dtype, x.shape)
             assert y.sharding.is_equivalent_to(x.sharding, 3)
             assert ulps(y, out, dtype) <= FORWARD_ULPS
-            computed = {**named(d_block), "x": dx}
-            assert computed.keys() == gradients.keys()
-            lost = {n: ulps(computed[n], gradients[n], dtype) for n in computed}
-            assert max(lost.values()) <= GRADIENT_ULPS, lost
+            actual_gradients = {**weights_by_name(d_block), "x": dx}
+            assert actual_gradients.keys() == gradients.keys()
+            errors = {n: ulps(actual_gradients[n], gradients[n], dtype) for n in actual_gradients}
+            assert max(errors.values()) <= GRADIENT_ULPS, errors
 
 
 def test_rings_compile_to_permutes_and_plain_jit_to_collectives() -> None:
     mesh = jax.make_mesh((2, 4), ("X", "Y"))
-    block, x = placed(drawn(SHAPE, "float32")[0], mesh, drawn(SHAPE, "float32")[1])
+    block, x = put_on_mesh(
+        random_block(SHAPE, "float32")[0], mesh, random_block(SHAPE, "float32")[1]
+    )
     collective = r" (all-gather|all-reduce|reduce-scatter|all-to-all)\("
     with jax.set_mesh(mesh):
         rings = compiled_text(lambda block, x: block(x), block, x)
         plain = compiled_text(lambda block, x: block(x, overlap=False), block, x)
     assert re.findall(collective, rings) == []
-    # Four projections, each a loop that hops both ways.
+    # Each of the four projections is a loop with permutes in both directions.
     assert len(re.findall(r" collective-permute\(", rings)) == 4 * 2
     assert set(re.findall(collective, plain)) >= {"all-gather", "all-reduce"}
     assert "collective-permute" not in plain
@@ -149,18 +157,18 @@ def test_a_mesh_of_auto_axes_is_passed_as_an_argument() -> None:
     explicit = jax.make_mesh((2, 4), ("X", "Y"))
     mesh = Mesh(explicit.devices, explicit.axis_names)
     shape, dtype = SHAPES["full and plain"], "float32"
-    block, x = placed(drawn(shape, dtype)[0], mesh, drawn(shape, dtype)[1])
+    block, x = put_on_mesh(random_block(shape, dtype)[0], mesh, random_block(shape, dtype)[1])
     for overlap in (True, False):
         run = jax.jit(
             lambda block, x, overlap=overlap: block(x, mesh=mesh, overlap=overlap),
         )
-        assert ulps(run(block, x), exact(shape, dtype)[0], dtype) <= FORWARD_ULPS
+        assert ulps(run(block, x), float64_reference(shape, dtype)[0], dtype) <= FORWARD_ULPS
 
 
 def test_a_new_block_preserves_the_scale_of_its_activations() -> None:
     mesh = jax.make_mesh((1, 1), ("X", "Y"))
     make = jax.jit(lambda key: TransformerBlock(SHAPE, key=key))
-    block, x = placed(make(jax.random.key(0)), mesh, drawn(SHAPE, "float32")[1])
+    block, x = put_on_mesh(make(jax.random.key(0)), mesh, random_block(SHAPE, "float32")[1])
     with jax.set_mesh(mesh):
         y = jax.jit(lambda block, x: block(x))(block, x)
     assert 1 < float(jnp.std(y)) < 2

@@ -1,7 +1,7 @@
-"""The sharded products that `einsum` has a ring for, on several meshes, with their exact results.
+"""The sharded matmuls that have a ring in `einsum`, on several meshes, with exact results.
 
-`X` stands for the axes of data parallelism and `Y` for those of the ring; a `Wiring` says what
-mesh axes they are on a mesh.
+`X` stands for the axes of data parallelism and `Y` for those of the ring. A `Wiring` maps them to
+the axes of a mesh.
 """
 
 # mypy: allow-untyped-calls
@@ -21,14 +21,14 @@ from jax.sharding import PartitionSpec as P
 
 LENGTHS = {"b": 4, "s": 24, "d": 24, "f": 32, "h": 8, "k": 3}
 FLOAT32_ROUNDING = 2.0**-24
-"""Compiler options for programs that run once on small arrays."""
+"""The unit roundoff of float32."""
 
 Axis = str | tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """A mesh, and which of its axes stand for X and Y."""
+    """A mesh with its axes for X and Y."""
 
     sizes: tuple[int, ...]
     names: tuple[str, ...]
@@ -51,14 +51,14 @@ WIRINGS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One sharded product: letters give the axis of each dimension."""
+    """One sharded matmul. Letters give the axis of each dimension."""
 
     spec: str
     x: str
     w: str
     out: str
     choice: str
-    says: str
+    reason: str
 
     @property
     def labels(self) -> tuple[str, str, str]:
@@ -95,35 +95,35 @@ CASES = {
 def operands(
     case: Case, wiring: Wiring, mesh: Mesh, dtype: Any = jnp.float32, seed: int = 0
 ) -> tuple[jax.Array, jax.Array, P]:
-    """Random operands on their devices, and the result's spec."""
+    """Return random operands on their devices, and the result's spec."""
     rng = np.random.default_rng(seed)
     x, w, _ = case.labels
 
-    def draw(labels: str, letters: str) -> jax.Array:
+    def random_array(labels: str, letters: str) -> jax.Array:
         values = jnp.asarray(rng.normal(size=[LENGTHS[n] for n in labels]), dtype)
         placed: jax.Array = jax.device_put(values, NamedSharding(mesh, wiring.spec(letters)))
         return placed
 
-    return draw(x, case.x), draw(w, case.w), wiring.spec(case.out)
+    return random_array(x, case.x), random_array(w, case.w), wiring.spec(case.out)
 
 
 def compiled_text(function: Callable[..., Any], *arrays: Any) -> str:
-    """The compiled program's HLO."""
+    """Return the compiled program's HLO."""
     text = jax.jit(function).lower(*arrays).compile().as_text()
     assert text is not None
     return text
 
 
-def excess(result: jax.Array, spec: str, a: npt.ArrayLike, b: npt.ArrayLike) -> float:
-    """The error of a product in units of what it may be: at most 1 is as it should be.
+def relative_error(result: jax.Array, spec: str, a: npt.ArrayLike, b: npt.ArrayLike) -> float:
+    """Return the error of a matmul relative to its bound; at most 1 is correct.
 
-    A float32-accumulated sum of K terms may lose `K·u·Σ|a||b|` in any order, `u = 2^-24`; then
-    the result is rounded once to its type.
+    A float32-accumulated sum of K terms may lose `K·u·Σ|a||b|` in any order, with `u = 2^-24`. The
+    result is then rounded once to its type.
     """
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     exact, size = np.einsum(spec, a, b), np.einsum(spec, np.abs(a), np.abs(b))
     labels, out = spec.split("->")
     terms = np.prod([LENGTHS[n] for n in set(labels) - set(out) - {","}])
-    allowed = terms * FLOAT32_ROUNDING * size
-    allowed += float(jnp.finfo(result.dtype).eps) / 2 * (np.abs(exact) + allowed)
-    return float(np.max(np.abs(np.asarray(result, np.float64) - exact) / allowed))
+    bound = terms * FLOAT32_ROUNDING * size
+    bound += float(jnp.finfo(result.dtype).eps) / 2 * (np.abs(exact) + bound)
+    return float(np.max(np.abs(np.asarray(result, np.float64) - exact) / bound))

@@ -1,4 +1,4 @@
-"""What no ring fits is left to XLA, with a reason a reader can act on."""
+"""Einsums without a fitting ring are left to XLA, with a reason that the user can act on."""
 
 # mypy: allow-untyped-calls
 
@@ -66,12 +66,12 @@ def _operands(spec: str, x: P, w: P) -> tuple[jax.Array, jax.Array]:
     rng = np.random.default_rng(0)
     terms = spec.split("->")[0].split(",")
 
-    def draw(labels: str, place: P) -> jax.Array:
+    def random_array(labels: str, sharding: P) -> jax.Array:
         values = rng.normal(size=[LENGTHS[n] for n in labels]).astype(np.float32)
-        placed: jax.Array = jax.device_put(values, place)
-        return placed
+        sharded: jax.Array = jax.device_put(values, sharding)
+        return sharded
 
-    return draw(terms[0], x), draw(terms[-1], w)
+    return random_array(terms[0], x), random_array(terms[-1], w)
 
 
 @pytest.mark.parametrize("name", LEFT_TO_XLA)
@@ -111,8 +111,8 @@ def test_empty_arrays_use_jnp_einsum(
     lengths = {**LENGTHS, empty: 0}
     with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"), axis_types=(axis_type,) * 2)):
         x, w = (
-            jax.device_put(jnp.ones([lengths[n] for n in labels], dtype), place)
-            for labels, place in zip(("bd", "df"), specs[:2], strict=True)
+            jax.device_put(jnp.ones([lengths[n] for n in labels], dtype), sharding)
+            for labels, sharding in zip(("bd", "df"), specs[:2], strict=True)
         )
         explanation = explain_einsum("bd,df->bf", x, w, out_sharding=specs[2])
         assert str(explanation) == f"jnp.einsum: {empty!r} is empty: there is nothing to multiply"
@@ -165,10 +165,10 @@ def test_explain_einsum_accepts_shapes() -> None:
         (1 << 14, 1 << 16), jnp.bfloat16, sharding=NamedSharding(mesh, P(None, "Y"))
     )
     explanation = explain_einsum("bd,df->bf", x, w, out_sharding=P("X", "Y"))
-    # Three hops of a quarter of half the rows, half of that each way.
-    each_way = 3 * (1 << 19) * (1 << 12) * 2 // 2
-    assert explanation.bytes_per_axis == {"X": 0, "Y": each_way}
+    # Each device sends a quarter of half the rows in three permutes, half of it in each direction.
+    bytes_per_direction = 3 * (1 << 19) * (1 << 12) * 2 // 2
+    assert explanation.bytes_per_axis == {"X": 0, "Y": bytes_per_direction}
     assert str(explanation) == (
         "gather-matmul: contracted 'd' of x is gathered over 'Y'; "
-        f"bytes per device each way, Y: {each_way:,}"
+        f"bytes per device each way, Y: {bytes_per_direction:,}"
     )

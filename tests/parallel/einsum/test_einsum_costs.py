@@ -1,4 +1,4 @@
-"""The rule against what the TPU's compiler was seen to make of rings and of plain `jit`."""
+"""The cost rule agrees with the TPU compiler's schedules of rings and of plain `jit`."""
 
 from __future__ import annotations
 
@@ -14,63 +14,67 @@ from drumline.parallel.target import tpu_of
 RING = 4
 
 
-class Seen(NamedTuple):
-    """A product of rows × inner × columns in bfloat16, and a ring's cost over that of `jit`.
+class RingRatio(NamedTuple):
+    """The cost of a ring relative to `jit`, for rows × inner × columns in bfloat16.
 
-    Forward, then with gradients; sums in bfloat16 on the wire. As docs/overlap.md has them, by the
-    reading that favours the ring less.
+    The first ratio is the forward pass, the second includes gradients. Sums are sent in bfloat16.
+    The figures are those of docs/overlap.md, by the reading that favours the ring less.
     """
 
     kind: str
-    travels: CostMovement
+    movement: CostMovement
     dims: tuple[int, int, int]
     forward: float
     step: float
 
 
-SEEN = [
-    Seen("TPU v5", "gather contraction", (512, 2048, 8192), 1.08, 1.22),
-    Seen("TPU v5", "gather rows", (512, 2048, 8192), 1.15, 1.61),
-    Seen("TPU v5", "scatter", (512, 2048, 8192), 1.28, 1.18),
-    Seen("TPU v5", "allreduce", (512, 2048, 8192), 1.43, 1.10),
-    Seen("TPU v5", "gather rows", (8192, 4096, 14336), 0.82, 0.86),
-    Seen("TPU v5", "gather rows", (8192, 4096, 6144), 0.99, 0.88),
-    Seen("TPU v5", "scatter", (8192, 14336, 4096), 0.80, 0.86),
-    Seen("TPU v5", "scatter", (8192, 4096, 4096), 1.01, 0.97),
-    Seen("TPU v5", "gather rows", (8192, 8192, 28672), 0.80, 0.95),
-    Seen("TPU v5", "gather rows", (8192, 8192, 10240), 0.88, 0.80),
-    Seen("TPU v5", "scatter", (8192, 28672, 8192), 0.83, 0.93),
-    Seen("TPU v5", "gather contraction", (8192, 4096, 14336), 0.97, 0.88),
-    Seen("TPU v5", "allreduce", (8192, 14336, 4096), 1.07, 0.87),
-    Seen("TPU v5 lite", "gather rows", (8192, 4096, 14336), 0.73, 1.05),
-    Seen("TPU v5 lite", "gather rows", (8192, 4096, 6144), 0.84, 0.80),
-    Seen("TPU v5 lite", "scatter", (8192, 14336, 4096), 0.80, 1.01),
-    Seen("TPU v5 lite", "scatter", (8192, 4096, 4096), 1.02, 1.02),
-    Seen("TPU v5 lite", "scatter", (512, 2048, 8192), 1.31, 1.31),
-    Seen("TPU v5 lite", "allreduce", (8192, 14336, 4096), 1.08, 0.91),
-    Seen("TPU v4", "gather rows", (8192, 4096, 14336), 0.92, 0.89),
-    Seen("TPU v4", "scatter", (8192, 14336, 4096), 0.94, 0.91),
-    Seen("TPU v6 lite", "gather rows", (8192, 4096, 14336), 0.95, 1.054),
-    Seen("TPU v6 lite", "scatter", (8192, 14336, 4096), 0.96, 0.94),
+RATIOS = [
+    RingRatio("TPU v5", "gather contraction", (512, 2048, 8192), 1.08, 1.22),
+    RingRatio("TPU v5", "gather rows", (512, 2048, 8192), 1.15, 1.61),
+    RingRatio("TPU v5", "scatter", (512, 2048, 8192), 1.28, 1.18),
+    RingRatio("TPU v5", "allreduce", (512, 2048, 8192), 1.43, 1.10),
+    RingRatio("TPU v5", "gather rows", (8192, 4096, 14336), 0.82, 0.86),
+    RingRatio("TPU v5", "gather rows", (8192, 4096, 6144), 0.99, 0.88),
+    RingRatio("TPU v5", "scatter", (8192, 14336, 4096), 0.80, 0.86),
+    RingRatio("TPU v5", "scatter", (8192, 4096, 4096), 1.01, 0.97),
+    RingRatio("TPU v5", "gather rows", (8192, 8192, 28672), 0.80, 0.95),
+    RingRatio("TPU v5", "gather rows", (8192, 8192, 10240), 0.88, 0.80),
+    RingRatio("TPU v5", "scatter", (8192, 28672, 8192), 0.83, 0.93),
+    RingRatio("TPU v5", "gather contraction", (8192, 4096, 14336), 0.97, 0.88),
+    RingRatio("TPU v5", "allreduce", (8192, 14336, 4096), 1.07, 0.87),
+    RingRatio("TPU v5 lite", "gather rows", (8192, 4096, 14336), 0.73, 1.05),
+    RingRatio("TPU v5 lite", "gather rows", (8192, 4096, 6144), 0.84, 0.80),
+    RingRatio("TPU v5 lite", "scatter", (8192, 14336, 4096), 0.80, 1.01),
+    RingRatio("TPU v5 lite", "scatter", (8192, 4096, 4096), 1.02, 1.02),
+    RingRatio("TPU v5 lite", "scatter", (512, 2048, 8192), 1.31, 1.31),
+    RingRatio("TPU v5 lite", "allreduce", (8192, 14336, 4096), 1.08, 0.91),
+    RingRatio("TPU v4", "gather rows", (8192, 4096, 14336), 0.92, 0.89),
+    RingRatio("TPU v4", "scatter", (8192, 14336, 4096), 0.94, 0.91),
+    RingRatio("TPU v6 lite", "gather rows", (8192, 4096, 14336), 0.95, 1.054),
+    RingRatio("TPU v6 lite", "scatter", (8192, 14336, 4096), 0.96, 0.94),
 ]
 
 
-def _chosen(seen: Seen) -> bool:
-    rows, inner, columns = seen.dims
-    travelling = inner if seen.travels.startswith("gather") else columns
+def _is_chosen(ratio_row: RingRatio) -> bool:
+    rows, inner, columns = ratio_row.dims
+    moved_size = inner if ratio_row.movement.startswith("gather") else columns
     flops = 2.0 * rows * inner * columns / RING
-    chip = tpu_of(seen.kind)
-    shard = rows * travelling / RING
-    work = RingCost(seen.travels, RING, flops, shard, inner * columns / RING, 2)
-    return ring_seconds(work, 2, chip).ratio(xla_seconds(work, chip)) <= 1
+    chip = tpu_of(ratio_row.kind)
+    shard = rows * moved_size / RING
+    cost = RingCost(ratio_row.movement, RING, flops, shard, inner * columns / RING, 2)
+    return ring_seconds(cost, 2, chip).ratio(xla_seconds(cost, chip)) <= 1
 
 
-@pytest.mark.parametrize("seen", SEEN, ids=lambda seen: f"{seen.kind}, {seen.travels} {seen.dims}")
+@pytest.mark.parametrize(
+    "ratio_row",
+    RATIOS,
+    ids=lambda ratio_row: f"{ratio_row.kind}, {ratio_row.movement} {ratio_row.dims}",
+)
 def test_a_ring_is_chosen_if_it_clearly_pays_and_never_if_it_is_slower(
-    seen: Seen,
+    ratio_row: RingRatio,
 ) -> None:
-    worst = max(seen.forward, seen.step)
-    if _chosen(seen):
+    worst = max(ratio_row.forward, ratio_row.step)
+    if _is_chosen(ratio_row):
         assert worst <= 1.05
     else:
         assert worst > 0.95
@@ -83,9 +87,9 @@ def test_aliases_of_a_device_kind_are_equal() -> None:
 
 def test_the_tpus_match_the_catalogue() -> None:
     for kind, (name, devices) in TPUS.items():
-        known, here = chip(name), tpu_of(kind)
-        assert (here.peak_flops, here.memory_bandwidth) == (
-            known.peak_bf16_flops / devices,
-            known.hbm_bandwidth / devices,
+        catalogue_chip, tpu = chip(name), tpu_of(kind)
+        assert (tpu.peak_flops, tpu.memory_bandwidth) == (
+            catalogue_chip.peak_bf16_flops / devices,
+            catalogue_chip.hbm_bandwidth / devices,
         ), kind
-        assert here.link_bandwidth == known.link_bandwidth, kind
+        assert tpu.link_bandwidth == catalogue_chip.link_bandwidth, kind

@@ -1,4 +1,4 @@
-"""The pictures in the docs are what their script draws, and show what the rings do."""
+"""The pictures in the docs are current, and match the rings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_picture_is_current(name: str) -> None:
     assert path.read_text(encoding="utf-8") == SCRIPT["DRAWN"][name](), (
         f"run: python docs/draw_rings.py (writes {path.name})"
     )
-    ET.parse(path)  # noqa: S314 - our own file
+    ET.parse(path)  # noqa: S314 - the project's own file
     assert f"pictures/{name}.svg" in (DOCS / "overlap.md").read_text(encoding="utf-8")
 
 
@@ -38,8 +38,10 @@ def test_the_pictures_name_the_shards_that_arrive(shift: int) -> None:
         ring = Ring("Y", 4, "both", "auto", None)
         return jnp.stack([ring.upstream(Lane(shift, 0, 1), step) for step in range(5)])[None]
 
-    place = P("Y")  # type: ignore[no-untyped-call]
-    owners = np.asarray(jax.jit(jax.shard_map(sources, mesh=mesh, in_specs=(), out_specs=place))())
+    sharding = P("Y")  # type: ignore[no-untyped-call]
+    owners = np.asarray(
+        jax.jit(jax.shard_map(sources, mesh=mesh, in_specs=(), out_specs=sharding))()
+    )
     for device in range(4):
         for step in range(4):
             assert SCRIPT["source"](device, step, shift) == owners[device, step]

@@ -1,4 +1,4 @@
-"""What makes many small programs cheap."""
+"""A fixture that makes many small programs cheaper."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests import tracing
 
 @pytest.fixture
 def traced_for_cpu_alone() -> Iterator[None]:
-    """Spare programs the branches for other devices, which are half of their tracing."""
+    """Skip the branches for other devices, which take half of the tracing time."""
     with tracing.traced_for_cpu_alone():
         yield

@@ -15,7 +15,7 @@ import pytest
 from drumline.parallel.experts.layer import MoEBlock
 from drumline.parallel.experts.routing import Routing, route
 
-from .tokens import P, drawn_block, mesh_of
+from .tokens import P, mesh_of, random_block
 
 pytestmark = pytest.mark.usefixtures("traced_for_cpu_alone")
 TOKENS, D, F, EXPERTS, K = 64, 16, 24, 8, 2
@@ -26,35 +26,37 @@ def _compiled(**options: Any) -> Callable[[Any], Routing]:
     return jax.jit(partial(route, **options))
 
 
-def _normal(seed: int, *shape: int) -> np.ndarray[Any, Any]:
+def _random_array(seed: int, *shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 @cache
 def _block() -> MoEBlock:
-    return drawn_block(D, F, EXPERTS, K)
+    return random_block(D, F, EXPERTS, K)
 
 
 @cache
 def _expected() -> Any:
-    return _everything(_every_expert)(_normal(1, TOKENS, D), _block())
+    return _with_gradients(_reference_block)(_random_array(1, TOKENS, D), _block())
 
 
 def test_softmax_gates_are_the_largest_and_sum_to_one() -> None:
-    logits = _normal(0, 32, 8)
+    logits = _random_array(0, 32, 8)
     routing = _compiled(k=3)(logits)
-    best = np.argsort(-np.asarray(logits), axis=1)[:, :3]
-    np.testing.assert_array_equal(routing.experts, best)
+    top_experts = np.argsort(-np.asarray(logits), axis=1)[:, :3]
+    np.testing.assert_array_equal(routing.experts, top_experts)
     np.testing.assert_allclose(routing.gates.sum(1), 1, rtol=1e-6)
-    exact = np.exp(np.take_along_axis(np.asarray(logits, np.float64), best, 1))
+    exact = np.exp(np.take_along_axis(np.asarray(logits, np.float64), top_experts, 1))
     np.testing.assert_allclose(routing.gates, exact / exact.sum(1, keepdims=True), rtol=1e-5)
-    np.testing.assert_array_equal(routing.tokens_per_expert, np.bincount(best.ravel(), minlength=8))
+    np.testing.assert_array_equal(
+        routing.tokens_per_expert, np.bincount(top_experts.ravel(), minlength=8)
+    )
     z = np.log(np.exp(np.asarray(logits, np.float64)).sum(1))
     np.testing.assert_allclose(routing.z_loss, (z**2).mean(), rtol=1e-5)
 
 
 def test_sigmoid_gates_do_not_depend_on_other_experts() -> None:
-    logits = _normal(1, 32, 8)
+    logits = _random_array(1, 32, 8)
     routing = _compiled(k=2, gate="sigmoid", normalize=False)(logits)
     chosen = np.take_along_axis(np.asarray(logits, np.float64), np.asarray(routing.experts), 1)
     np.testing.assert_allclose(routing.gates, 1 / (1 + np.exp(-chosen)), rtol=1e-5)
@@ -67,11 +69,11 @@ def test_the_balance_loss_is_one_under_a_uniform_load_and_grows_with_skew() -> N
     assert float(loss(even)[0]) == pytest.approx(1, abs=1e-3)
     value, gradient = loss(skewed)
     assert float(value) == pytest.approx(8, rel=0.01)
-    assert (gradient[:, 0] > 0).all()  # less for the expert that has too many
+    assert (gradient[:, 0] > 0).all()  # the overloaded expert gets a lower logit
 
 
 def test_an_approximate_routing_reports_the_requested_recall() -> None:
-    logits = _normal(2, 16, 8)
+    logits = _random_array(2, 16, 8)
     exact = jax.eval_shape(partial(route, k=2), logits)
     approximate_route = partial(route, k=2, exact=False, recall_target=0.9)
     assert exact.recall_target == 1.0
@@ -93,8 +95,8 @@ def test_invalid_routing_options_are_rejected(options: dict[str, Any], match: st
         route(jnp.zeros((4, 8)), **options)
 
 
-def _every_expert(x: jax.Array, block: MoEBlock) -> tuple[jax.Array, Routing]:
-    """The block with every expert applied to every token: slow and plain."""
+def _reference_block(x: jax.Array, block: MoEBlock) -> tuple[jax.Array, Routing]:
+    """Apply every expert to every token, as a plain reference."""
     rows = x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * block.scale
     routing = route(rows @ block.router, K)
     h = jnp.einsum("sd,edcf->secf", rows, block.w_in)
@@ -104,9 +106,9 @@ def _every_expert(x: jax.Array, block: MoEBlock) -> tuple[jax.Array, Routing]:
     return x + jnp.einsum("sed,se->sd", y, gates), routing
 
 
-def _everything(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return output, losses and all gradients of a function of (x, block)."""
-    dout = _normal(3, TOKENS, D)
+    dout = _random_array(3, TOKENS, D)
 
     def loss(x: jax.Array, block: MoEBlock) -> tuple[jax.Array, Any]:
         out, routing = function(x, block)
@@ -120,12 +122,12 @@ def _everything(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("exchange", ["local", "allgather", "alltoall"])
 def test_the_block_equals_every_expert_on_every_token(exchange: str) -> None:
-    block, x = _block(), _normal(1, TOKENS, D)
+    block, x = _block(), _random_array(1, TOKENS, D)
     function: Callable[..., Any]
     if exchange == "local":
         function = lambda x, block: tuple(block(x))  # noqa: E731
     else:
-        places = eqx.tree_at(
+        specs = eqx.tree_at(
             lambda b: (b.scale, b.router, b.w_in, b.w_out),
             block,
             (P("Y"), P("Y"), P("X", None, None, "Y"), P("X", "Y")),
@@ -133,14 +135,14 @@ def test_the_block_equals_every_expert_on_every_token(exchange: str) -> None:
         function = jax.shard_map(
             lambda x, b: tuple(b(x, axis_name="X", gather_axis_name="Y", exchange=exchange)),
             mesh=mesh_of(4, 2),
-            in_specs=(P("X", "Y"), places),
+            in_specs=(P("X", "Y"), specs),
             out_specs=(P("X", "Y"), Routing(P("X"), P("X"), P(), P(), P(), P(), 1.0)),
         )
-    got, expected = _everything(function)(x, block), _expected()
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
+    actual, expected = _with_gradients(function)(x, block), _expected()
+    for value, reference in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(value, reference, rtol=1e-4, atol=2e-5)
 
 
 def test_the_block_keeps_leading_dimensions() -> None:
-    three = jax.ShapeDtypeStruct((2, 3, D), jnp.float32)  # type: ignore[no-untyped-call]
-    assert jax.eval_shape(_block(), three).out.shape == (2, 3, D)
+    two_by_three = jax.ShapeDtypeStruct((2, 3, D), jnp.float32)  # type: ignore[no-untyped-call]
+    assert jax.eval_shape(_block(), two_by_three).out.shape == (2, 3, D)

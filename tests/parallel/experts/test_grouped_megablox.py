@@ -1,4 +1,4 @@
-"""The TPU's grouped kernels, interpreted, in a checked `shard_map`, against float64."""
+"""The TPU's grouped kernels, interpreted in a checked `shard_map`, agree with float64."""
 
 # mypy: allow-untyped-calls
 
@@ -16,14 +16,14 @@ from jax.sharding import PartitionSpec as P
 from drumline.parallel.grouped import megablox
 
 SIZES = np.array([[70, 0, 130], [128, 1, 3]])
-"""Of two devices: no multiples of anything, an empty group, and rows that belong to none."""
+"""The sizes of two devices: odd sizes, an empty group, and rows without a group."""
 
 
 def test_matmuls_and_their_gradients_agree_with_float64() -> None:
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 210, 128)), rng.normal(size=(2, 210, 160))
     for device, sizes in enumerate(SIZES):
-        # Nobody promises what is there; none of it may reach a sum.
+        # The content of these rows is undefined and must not reach a sum.
         x[device, sizes.sum() :] = dy[device, sizes.sum() :] = np.nan
     w = rng.normal(size=(3, 128, 160))
 
@@ -48,7 +48,7 @@ def test_matmuls_and_their_gradients_agree_with_float64() -> None:
         for group, (size, end) in enumerate(zip(sizes, ends, strict=True)):
             rows = slice(end - size, end)
             left, right = x[device, rows], dy[device, rows]
-            close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-            close(y[device, rows], left @ w[group])
-            close(dx[device, rows], right @ w[group].T)
-            close(dw[device, group], left.T @ right)
+            assert_close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+            assert_close(y[device, rows], left @ w[group])
+            assert_close(dx[device, rows], right @ w[group].T)
+            assert_close(dw[device, group], left.T @ right)

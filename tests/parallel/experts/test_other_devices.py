@@ -1,4 +1,4 @@
-"""What the same program becomes for devices that are not here: lowered, and never run."""
+"""The same program, lowered for other devices without running it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from drumline.parallel.experts.matmul import expert_matmul
 from drumline.parallel.grouped import matmul as grouped_matmul
 
-from .tokens import P, described
+from .tokens import P, abstract_mesh
 
 
-# There and back, with gradients and gates. A TPU sends the first round before the loop, and brings
-# the last one back behind it.
-@pytest.mark.parametrize(("platform", "times"), [("tpu", 14), ("cuda", 7)])
-def test_ragged_all_to_all_is_used_where_it_exists(platform: str, times: int) -> None:
+# The count covers both directions, with gradients and gates. A TPU sends the first round before the
+# loop and returns the last one after it.
+@pytest.mark.parametrize(("platform", "count"), [("tpu", 14), ("cuda", 7)])
+def test_ragged_all_to_all_is_used_where_it_exists(platform: str, count: int) -> None:
     text = _lowered(platform)
-    assert text.count("@ragged_all_to_all") == times
+    assert text.count("@ragged_all_to_all") == count
     assert "stablehlo.all_to_all" not in text
     assert "ragged_dot" not in text
     # x @ w, dy @ wᵀ, xᵀ dy
@@ -42,7 +42,7 @@ def test_all_to_all_is_used_on_a_cpu() -> None:
 
 def _lowered(platform: str) -> str:
     """Return value and gradients for a mesh of 16 × 8 devices, as StableHLO."""
-    mesh = described((16, 8), "XY", platform)
+    mesh = abstract_mesh((16, 8), "XY", platform)
     function = jax.shard_map(
         partial(expert_matmul, axis_name="X", gather_axis_name="Y", exchange="alltoall"),
         mesh=mesh,
@@ -51,18 +51,18 @@ def _lowered(platform: str) -> str:
     )
 
     def run(a: Any, w: Any, b: Any, gates: Any, dout: Any) -> Any:
-        out, pull = jax.vjp(lambda a, w, g: function(a, w, b, g), a, w, gates)
-        return out, pull(dout)
+        out, vjp_function = jax.vjp(lambda a, w, g: function(a, w, b, g), a, w, gates)
+        return out, vjp_function(dout)
 
-    def of(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
+    def shape_struct(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
     operands = (
-        of(4096, 512),
-        of(64, 512, 1024),
-        of(4096, 2, dtype=jnp.int32),
-        of(4096, 2, dtype=jnp.float32),
-        of(4096, 1024),
+        shape_struct(4096, 512),
+        shape_struct(64, 512, 1024),
+        shape_struct(4096, 2, dtype=jnp.int32),
+        shape_struct(4096, 2, dtype=jnp.float32),
+        shape_struct(4096, 1024),
     )
     lowered = jax.jit(run).trace(*operands).lower(lowering_platforms=(platform,))
     return str(lowered.as_text())

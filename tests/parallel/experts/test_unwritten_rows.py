@@ -1,7 +1,7 @@
-"""Rows that a Hopper kernel leaves unwritten may hold NaN, and none of it reaches a result.
+"""Rows that a Hopper kernel leaves unwritten may hold NaN, which must not reach a result.
 
-The kernels are played by the block loops, with NaN wherever the real ones write nothing: in the
-rows past the last group, of spread tokens and of products alike.
+The block loops stand for the kernels, with NaN in the rows that the real kernels do not write: the
+rows past the last group, for scattered tokens and for matmuls.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from drumline.parallel.grouped.blocks import blocked_matmul, blocked_outer
 
 from .tokens import (
     P,
-    assert_true,
+    assert_matches_reference,
     assign,
-    draw,
-    drawn_block,
     mesh_of,
+    random_block,
+    random_case,
     sharded,
     with_gradients,
 )
@@ -44,13 +44,13 @@ def _matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, **options: Any) -> jax
 def _scatter_rows(
     tokens: jax.Array, gates: jax.Array | None, row: jax.Array, padding: jax.Array, *, rows: int
 ) -> jax.Array:
-    at = jnp.arange(rows)[:, None, None]
-    clear = ((at[:, 0] >= padding[0]) & (at[:, 0] < padding[1])).any(1)
-    out = jnp.where(clear[:, None], jnp.zeros_like(tokens, shape=()), jnp.nan)
+    row_index = jnp.arange(rows)[:, None, None]
+    is_padding = ((row_index[:, 0] >= padding[0]) & (row_index[:, 0] < padding[1])).any(1)
+    out = jnp.where(is_padding[:, None], jnp.zeros_like(tokens, shape=()), jnp.nan)
     out = jnp.broadcast_to(out, (rows, tokens.shape[1]))
     for slot in range(row.shape[1]):
-        moved = tokens if gates is None else gates[:, slot, None] * tokens
-        out = out.at[row[:, slot]].set(moved, mode="drop")
+        weighted_tokens = tokens if gates is None else gates[:, slot, None] * tokens
+        out = out.at[row[:, slot]].set(weighted_tokens, mode="drop")
     return out
 
 
@@ -73,18 +73,18 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_hopper")
 @pytest.mark.parametrize("exchange", ["local", "allgather", "alltoall"])
 def test_unwritten_rows_do_not_affect_expert_matmul(exchange: str) -> None:
-    case = draw(8, 2)
+    case = random_case(8, 2)
     function = expert_matmul if exchange == "local" else sharded(mesh_of(4, 2), exchange)
     run = with_gradients(function)
     for kind in ("out of range", "one expert", "adversarial"):
         assignment = assign(kind, 8, 2)
-        assert_true(run(case, assignment), case, assignment, kind)
+        assert_matches_reference(run(case, assignment), case, assignment, kind)
 
 
 @cache
 def _layer() -> tuple[Any, Any]:
-    """A block and its tokens, with the value and gradients that it has where nothing is NaN."""
-    block = drawn_block(8, 12, 8, 2)
+    """Return a block and its tokens, with the value and gradients without NaN."""
+    block = random_block(8, 12, 8, 2)
     x = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
     return (block, x), _with_gradients(MoEBlock.__call__)(block, x)
 
@@ -107,17 +107,17 @@ def test_unwritten_rows_do_not_affect_the_layer(
     def function(block: MoEBlock, x: jax.Array) -> Any:
         if exchange == "local":
             return block(x)
-        places = jax.tree.map(lambda leaf: P("X") if leaf.ndim > 2 else P(), block)
+        specs = jax.tree.map(lambda leaf: P("X") if leaf.ndim > 2 else P(), block)
         return jax.shard_map(
             lambda block, x: tuple(block(x, axis_name="X", exchange=exchange)),
             mesh=mesh_of(4, 1),
-            in_specs=(places, P("X")),
+            in_specs=(specs, P("X")),
             out_specs=(P("X"), Routing(P("X"), P("X"), P(), P(), P(), P(), 1.0)),
         )(block, x)
 
-    got = _with_gradients(function)(block, x)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    actual = _with_gradients(function)(block, x)
+    for value, reference in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(value, reference, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("_hopper")
@@ -130,8 +130,8 @@ def test_grouped_matmul_returns_zeros_for_rows_past_its_groups() -> None:
         def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
             return grouped_matmul.grouped_matmul(x, w, sizes, aligned=True, zero_rest=zero_rest)
 
-        y, pull = jax.vjp(multiply, x, w)
-        return y, *pull(dy)
+        y, vjp_function = jax.vjp(multiply, x, w)
+        return y, *vjp_function(dy)
 
     compiled = jax.jit(run, static_argnums=3)
     y, dx, dw = (np.asarray(v) for v in compiled(x, w, dy, True))
@@ -139,5 +139,5 @@ def test_grouped_matmul_returns_zeros_for_rows_past_its_groups() -> None:
     assert not dx[48:].any()
     np.testing.assert_allclose(y[16:48], x[16:48] @ w[2], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(dw[2], x[16:48].T @ dy[16:48], rtol=1e-4, atol=1e-4)
-    # The kernels here do leave NaN, so the zeros above were put there.
+    # The emulated kernels leave NaN, so the zeros above were written explicitly.
     assert np.isnan(compiled(x, w, dy, False)[0][48:]).all()

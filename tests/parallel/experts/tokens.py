@@ -1,4 +1,4 @@
-"""Tokens, assignments and the slow truth the tests compare with."""
+"""Tokens, assignments and the slow reference of the tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = ("uniform", "one expert", "empty experts", "sorted", "adversarial")
 
 @dataclass(frozen=True)
 class Case:
-    """Random operands of one expert product."""
+    """Random operands of one expert matmul."""
 
     a: np.ndarray[Any, Any]
     w: np.ndarray[Any, Any]
@@ -31,39 +31,46 @@ class Case:
     dout: np.ndarray[Any, Any]
 
 
-def draw(experts: int, k: int, *, tokens: int = 64, d: int = 8, f: int = 12) -> Case:
+def random_case(experts: int, k: int, *, tokens: int = 64, d: int = 8, f: int = 12) -> Case:
     rng = np.random.default_rng(experts * 10 + k)
 
-    def normal(*shape: int) -> np.ndarray[Any, Any]:
+    def random_array(*shape: int) -> np.ndarray[Any, Any]:
         return rng.normal(size=shape).astype(np.float32)
 
-    return Case(normal(tokens, d), normal(experts, d, f), normal(tokens, k), normal(tokens, f))
+    return Case(
+        random_array(tokens, d),
+        random_array(experts, d, f),
+        random_array(tokens, k),
+        random_array(tokens, f),
+    )
 
 
 def assign(kind: str, experts: int, k: int, tokens: int = 64) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(3)
     if kind == "one expert":
-        chosen = np.full((tokens, k), experts - 1)
+        assignment = np.full((tokens, k), experts - 1)
     elif kind == "empty experts":
-        chosen = rng.choice([0, experts // 2], (tokens, k))
+        assignment = rng.choice([0, experts // 2], (tokens, k))
     elif kind == "out of range":
-        chosen = rng.integers(0, experts, (tokens, k))
-        chosen[::3, 0], chosen[1::4, -1], chosen[7] = -1, experts, 2**30
+        assignment = rng.integers(0, experts, (tokens, k))
+        assignment[::3, 0], assignment[1::4, -1], assignment[7] = -1, experts, 2**30
     elif kind == "sorted":
-        chosen = np.sort(rng.integers(0, experts, (tokens, k)), axis=0)
+        assignment = np.sort(rng.integers(0, experts, (tokens, k)), axis=0)
     elif kind == "adversarial":
-        # The first half of the tokens floods one expert, the rest trickle to each other in turn,
-        # and one token sits alone with an expert of its own.
-        chosen = np.arange(tokens * k).reshape(tokens, k) % max(experts - 1, 1)
-        chosen[: tokens // 2] = 1
-        chosen[tokens // 3] = experts - 1
+        # Half of the tokens go to one expert, the rest to the other experts in turn, and one token
+        # is alone with its expert.
+        assignment = np.arange(tokens * k).reshape(tokens, k) % max(experts - 1, 1)
+        assignment[: tokens // 2] = 1
+        assignment[tokens // 3] = experts - 1
     else:
-        chosen = rng.integers(0, experts, (tokens, k))
-    return chosen.astype(np.int32)
+        assignment = rng.integers(0, experts, (tokens, k))
+    return assignment.astype(np.int32)
 
 
-def truth(case: Case, assignment: np.ndarray[Any, Any]) -> Arrays:
-    """Output and gradients by a loop over tokens in float64; slots out of range count nothing."""
+def float64_reference(case: Case, assignment: np.ndarray[Any, Any]) -> Arrays:
+    """Return output and gradients from a float64 loop over tokens. Slots out of range are
+    ignored.
+    """
     a, w, gates, dout = (x.astype(np.float64) for x in (case.a, case.w, case.gates, case.dout))
     out = np.zeros((a.shape[0], w.shape[2]))
     da, dw, dgates = np.zeros_like(a), np.zeros_like(w), np.zeros_like(gates)
@@ -79,8 +86,8 @@ def truth(case: Case, assignment: np.ndarray[Any, Any]) -> Arrays:
     return out, da, dw, dgates
 
 
-def drawn_block(width: int, hidden: int, experts: int, k: int) -> MoEBlock:
-    """A block of random matrices, with nothing compiled for it."""
+def random_block(width: int, hidden: int, experts: int, k: int) -> MoEBlock:
+    """Return a block of random matrices without compiling anything."""
     rng = np.random.default_rng(0)
     block = eqx.filter_eval_shape(MoEBlock, width, hidden, experts, k=k, key=jax.random.key(0))
 
@@ -98,8 +105,8 @@ def mesh_of(x: int, y: int) -> Mesh:
     return Mesh(np.array(jax.devices()[: x * y]).reshape(x, y), ("X", "Y"))
 
 
-def described(sizes: tuple[int, ...], names: str, platform: str = "cuda") -> AbstractMesh:
-    """A mesh of devices that are not here; for a GPU's, kernels have to know which GPU."""
+def abstract_mesh(sizes: tuple[int, ...], names: str, platform: str = "cuda") -> AbstractMesh:
+    """Return a mesh of absent devices. GPU kernels need to know the GPU."""
     hopper = AbstractDevice("NVIDIA H200", None, "cuda") if platform == "cuda" else None
     kinds = (AxisType.Auto,) * len(sizes)
     return AbstractMesh(sizes, tuple(names), kinds, abstract_device=hopper)
@@ -121,23 +128,23 @@ def sharded(
 
 
 def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:
-    """Return a compiled function of (case, assignment) giving output and all gradients."""
+    """Return a compiled function of (case, assignment) that returns output and all gradients."""
 
     def run(a: Any, w: Any, assignment: Any, gates: Any, dout: Any) -> tuple[jax.Array, ...]:
-        out, pull = jax.vjp(lambda a, w, g: function(a, w, assignment, g), a, w, gates)
-        return (out, *pull(dout))
+        out, vjp_function = jax.vjp(lambda a, w, g: function(a, w, assignment, g), a, w, gates)
+        return (out, *vjp_function(dout))
 
     compiled = jax.jit(run)
     return lambda case, assignment: compiled(case.a, case.w, assignment, case.gates, case.dout)
 
 
-def assert_true(
-    got: tuple[jax.Array, ...], case: Case, assignment: np.ndarray[Any, Any], what: str = ""
+def assert_matches_reference(
+    actual: tuple[jax.Array, ...], case: Case, assignment: np.ndarray[Any, Any], label: str = ""
 ) -> None:
-    assert_close(got, truth(case, assignment), what)
+    assert_close(actual, float64_reference(case, assignment), label)
 
 
-def assert_close(got: tuple[jax.Array, ...], expected: Arrays, what: str = "") -> None:
+def assert_close(actual: tuple[jax.Array, ...], expected: Arrays, label: str = "") -> None:
     names = ("out", "gradient of a", "gradient of w", "gradient of gates")
-    for name, value, exact in zip(names, got, expected, strict=True):
-        np.testing.assert_allclose(value, exact, rtol=2e-5, atol=5e-5, err_msg=f"{name}, {what}")
+    for name, value, exact in zip(names, actual, expected, strict=True):
+        np.testing.assert_allclose(value, exact, rtol=2e-5, atol=5e-5, err_msg=f"{name}, {label}")

@@ -1,4 +1,4 @@
-"""Fused products on emulated devices, whose memory, copies and semaphores JAX interprets."""
+"""Fused matmuls on emulated devices. JAX interprets their memory, copies and semaphores."""
 
 # mypy: allow-untyped-calls
 
@@ -22,11 +22,11 @@ from drumline.parallel import fused_allgather_matmul, fused_matmul_reducescatter
 Mode = Literal["on_wait", "eager"]
 
 ROWS, COLUMNS = 32, 128
-"""Of each device: the fewest that a kernel takes."""
+"""The smallest sizes per device that a kernel accepts."""
 
 
 class Fused(NamedTuple):
-    """One of the functions, how its operands and its result are sharded, and their sizes."""
+    """One of the functions, with the shardings and sizes of its operands and result."""
 
     function: Callable[..., jax.Array]
     x: P
@@ -52,14 +52,14 @@ SCATTER = Fused(
 
 
 def interpreter(mode: Mode, cores: int = 1) -> Any:
-    """How to emulate: `on_wait` copies as late as semaphores allow, `eager` as early."""
+    """Return parameters that copy as late as semaphores allow (`on_wait`) or as early (`eager`)."""
     return pltpu.InterpretParams(
         detect_races=True, dma_execution_mode=mode, num_cores_or_threads=cores
     )
 
 
 def check_races() -> None:
-    """Raise if the last kernels had a race. JAX keeps the verdict where its users do not look."""
+    """Raise if the last kernels had a race. JAX keeps the verdict in a private module."""
     try:
         module = importlib.import_module("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
         races = module.races if hasattr(module, "races") else module.get_races()
@@ -73,8 +73,8 @@ def ring_mesh(devices: int) -> Mesh:
     return Mesh(np.array(jax.devices()[:devices]), ("Y",))
 
 
-def mapped(fused: Fused, mesh: Mesh, **options: Any) -> Callable[..., jax.Array]:
-    """The function on arrays that the mesh's axis Y divides."""
+def sharded(fused: Fused, mesh: Mesh, **options: Any) -> Callable[..., jax.Array]:
+    """Return the function on arrays that are sharded over the mesh axis Y."""
     return jax.jit(
         jax.shard_map(
             partial(fused.function, axis_name="Y", **options),
@@ -87,15 +87,15 @@ def mapped(fused: Fused, mesh: Mesh, **options: Any) -> Callable[..., jax.Array]
 
 
 def operands(fused: Fused, devices: int, dtype: Any) -> tuple[jax.Array, ...]:
-    """x, w and a cotangent."""
-    rows, depth, columns = fused.sizes(devices)
+    """Return x, w and a cotangent."""
+    rows, inner, columns = fused.sizes(devices)
     rng = np.random.default_rng(devices)
-    shapes = (rows, depth), (depth, columns), (rows, columns)
+    shapes = (rows, inner), (inner, columns), (rows, columns)
     return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
 
 
 def assert_close(actual: jax.Array, exact: np.ndarray[Any, Any]) -> None:
-    """As exact as one rounding to the result's type, and sums in float32, can be."""
-    allowed = 2.0**-8 if actual.dtype == jnp.bfloat16 else 2e-6
+    """Assert the accuracy of float32 sums and one rounding to the result's type."""
+    tolerance = 2.0**-8 if actual.dtype == jnp.bfloat16 else 2e-6
     error = np.max(np.abs(np.asarray(actual, np.float64) - exact)) / np.max(np.abs(exact))
-    assert error < allowed
+    assert error < tolerance

@@ -1,4 +1,4 @@
-"""Blocks fit the VMEM they are given, divide what they cut, and grow with it."""
+"""Blocks fit their VMEM, divide the arrays, and grow with the VMEM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_with_enough_vmem_no_matmul_is_limited_by_hbm() -> None:
     operands = Operands(2, 2)
     blocks = choose_blocks(2048, 3584, 4096, operands, vmem=32 * MIB, row_tile=16)
     assert blocks == Blocks(1024, 1792, 512)
-    # Multiplications for each byte, of which v6e can do 575 in the time that it reads one.
+    # The multiplications per byte; v6e does 575 in the time of reading one byte.
     assert blocks.rows * blocks.columns / (blocks.rows + blocks.columns) > 575
     small = choose_blocks(2048, 3584, 4096, operands, vmem=12 * MIB, row_tile=16)
     assert small == Blocks(1024, 512, 512)

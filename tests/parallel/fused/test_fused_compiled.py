@@ -1,4 +1,4 @@
-"""The TPU's own compiler, where it is installed, takes the kernels and knows them apart."""
+"""The TPU's own compiler, if installed, compiles the kernels and distinguishes them."""
 
 # mypy: allow-untyped-calls
 

@@ -1,4 +1,4 @@
-"""The fused kernels against exact products, on rings of every size, with races looked for."""
+"""The fused kernels agree with exact matmuls on rings of every size, without races."""
 
 # mypy: allow-untyped-calls
 
@@ -28,9 +28,9 @@ from tests.parallel.fused.emulated import (
     assert_close,
     check_races,
     interpreter,
-    mapped,
     operands,
     ring_mesh,
+    sharded,
 )
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -58,7 +58,7 @@ FORWARD = [
 
 @pytest.fixture(autouse=True)
 def fresh_emulator() -> Iterator[None]:
-    """What an exception leaves in the emulator would be in the next test's way."""
+    """Reset the emulator, because an exception leaves state that affects the next test."""
     yield
     pltpu.reset_tpu_interpret_mode_state()
 
@@ -71,11 +71,11 @@ def test_matmuls_and_their_gradients(
 ) -> None:
     fused = FUNCTIONS[function]
     x, w, g = operands(fused, devices, dtype)
-    run = mapped(fused, ring_mesh(devices), direction=direction, interpret=interpreter(mode))
-    out, pull = jax.vjp(run, x, w)
-    dx, dw = pull(g)
+    run = sharded(fused, ring_mesh(devices), direction=direction, interpret=interpreter(mode))
+    out, vjp_function = jax.vjp(run, x, w)
+    dx, dw = vjp_function(g)
     check_races()
-    exact_x, exact_w, exact_g = (np.asarray(one, np.float64) for one in (x, w, g))
+    exact_x, exact_w, exact_g = (np.asarray(operand, np.float64) for operand in (x, w, g))
     assert out.dtype == dx.dtype == dw.dtype == dtype
     assert_close(out, exact_x @ exact_w)
     assert_close(dx, exact_g @ exact_w.T)
@@ -89,29 +89,29 @@ def test_matmuls_on_longer_rings(
     fused = FUNCTIONS[function]
     x, w, _ = operands(fused, devices, dtype)
     options = {"direction": direction, "interpret": interpreter(mode)}
-    out = mapped(fused, ring_mesh(devices), **options)(x, w)
+    out = sharded(fused, ring_mesh(devices), **options)(x, w)
     check_races()
     assert_close(out, np.asarray(x, np.float64) @ np.asarray(w, np.float64))
 
 
-CORES = [1, 2] if EVERY_CASE else [1]  # Two take half a minute to emulate.
+CORES = [1, 2] if EVERY_CASE else [1]  # Two cores take half a minute to emulate.
 
 
-@pytest.mark.usefixtures("a_tpu")
+@pytest.mark.usefixtures("emulated_tpu")
 @pytest.mark.parametrize("cores", CORES)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_matmuls_of_several_blocks(function: str, cores: int) -> None:
     fused = FUNCTIONS[function]
     x, w, g = operands(fused, 2, F32)
-    little = RESERVED_VMEM + (256 << 10)
+    small_vmem = RESERVED_VMEM + (256 << 10)
     for rows in (x.shape[0] // 2, x.shape[0] // 4):
-        whole = Blocks(rows, w.shape[1], w.shape[0])
-        assert vmem_bytes_of(whole, Operands(4, 4, added=2)) > little - RESERVED_VMEM
-    options = {"vmem_bytes": little, "cores": cores, "interpret": interpreter("on_wait", cores)}
-    out, pull = jax.vjp(mapped(fused, ring_mesh(2), **options), x, w)
-    dx, dw = pull(g)
+        full_blocks = Blocks(rows, w.shape[1], w.shape[0])
+        assert vmem_bytes_of(full_blocks, Operands(4, 4, added=2)) > small_vmem - RESERVED_VMEM
+    options = {"vmem_bytes": small_vmem, "cores": cores, "interpret": interpreter("on_wait", cores)}
+    out, vjp_function = jax.vjp(sharded(fused, ring_mesh(2), **options), x, w)
+    dx, dw = vjp_function(g)
     check_races()
-    exact_x, exact_w, exact_g = (np.asarray(one, np.float64) for one in (x, w, g))
+    exact_x, exact_w, exact_g = (np.asarray(operand, np.float64) for operand in (x, w, g))
     assert_close(out, exact_x @ exact_w)
     assert_close(dx, exact_g @ exact_w.T)
     assert_close(dw, exact_x.T @ exact_g)
@@ -123,8 +123,8 @@ def test_a_ring_over_either_axis_of_a_mesh(axis: str, fused: Fused) -> None:
     devices = mesh.shape[axis]
     copies = 8 // devices
 
-    def along(spec: P) -> P:
-        # Each of the other axis's devices has a problem of its own, in a leading dimension.
+    def specs_over_axis(spec: P) -> P:
+        # Each device of the other axis has its own problem, in a leading dimension.
         other = "Y" if axis == "X" else "X"
         return P(other, *(axis if name == "Y" else None for name in spec))
 
@@ -132,13 +132,13 @@ def test_a_ring_over_either_axis_of_a_mesh(axis: str, fused: Fused) -> None:
         return fused.function(x[0], w[0], axis_name=axis, interpret=interpreter("eager"))[None]
 
     x, w, _ = operands(fused, devices, F32)
-    xs = jnp.stack([x * (1 + number) for number in range(copies)])
+    xs = jnp.stack([x * (1 + index) for index in range(copies)])
     ws = jnp.stack([w] * copies)
     run = jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(along(fused.x), along(fused.w)),
-        out_specs=along(fused.out),
+        in_specs=(specs_over_axis(fused.x), specs_over_axis(fused.w)),
+        out_specs=specs_over_axis(fused.out),
         check_vma=False,
     )
     out = jax.jit(run)(xs, ws)
@@ -165,7 +165,7 @@ def test_a_ring_over_two_axes_in_another_order_than_the_mesh() -> None:
 def test_sums_can_be_sent_in_bfloat16() -> None:
     x, w, _ = operands(SCATTER, 3, F32)
     options = {"wire_dtype": jnp.bfloat16, "interpret": interpreter("eager")}
-    out = np.asarray(mapped(SCATTER, ring_mesh(3), **options)(x, w), np.float64)
+    out = np.asarray(sharded(SCATTER, ring_mesh(3), **options)(x, w), np.float64)
     exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
     error = np.max(np.abs(out - exact)) / np.max(np.abs(exact))
     assert 1e-5 < error < 2.0**-8
@@ -173,18 +173,20 @@ def test_sums_can_be_sent_in_bfloat16() -> None:
 
 def test_slots_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_ring, "SLOTS", 2)
-    _one_way_round_four()
+    _run_one_direction_on_four_devices()
 
 
 def test_a_chunk_sent_to_an_occupied_slot_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_ring, "SLOTS", 2)
     monkeypatch.setattr(Slots, "reuses_slots", False)
-    with pytest.raises(RuntimeError, match="RACE DETECTED"):  # JAX raises it itself since 0.12
-        _one_way_round_four()
+    with pytest.raises(
+        RuntimeError, match="RACE DETECTED"
+    ):  # JAX raises this error itself since 0.12
+        _run_one_direction_on_four_devices()
 
 
-def _one_way_round_four() -> None:
+def _run_one_direction_on_four_devices() -> None:
     x, w, _ = operands(GATHER, 4, F32)
     options = {"direction": "one", "interpret": interpreter("eager")}
-    mapped(GATHER, ring_mesh(4), **options)(x, w).block_until_ready()
+    sharded(GATHER, ring_mesh(4), **options)(x, w).block_until_ready()
     check_races()

@@ -1,4 +1,4 @@
-"""The benchmarks, as modules that tests can call."""
+"""The benchmarks as modules that tests can call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def benchmark(name: str) -> ModuleType:
-    """The module of `benchmarks/<name>.py`."""
+    """Return the module of `benchmarks/<name>.py`."""
     path = Path(__file__).parents[3] / "benchmarks" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

@@ -1,8 +1,8 @@
-"""The ring functions with the layouts they work in, and what they must compute.
+"""The ring functions with their layouts and expected results.
 
-Arrays are written `[o, ...]` with a first dimension for the other axes of the mesh: each group of
-devices that shares a ring has operands of its own, so that a result is one product and no sum
-over groups blurs its error.
+Arrays are written `[o, ...]` with a first dimension for the other axes of the mesh. Each group of
+devices that shares a ring has its own operands, so a result is one matmul, and no sum over groups
+blurs its error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from drumline.parallel import (
     matmul_allreduce,
     matmul_reducescatter,
 )
-from tests.parallel.rings.rounding import Known
+from tests.parallel.rings.rounding import BoundedValue
 
 Ring = str | tuple[str, ...]
 RING = "Y"
@@ -33,10 +33,10 @@ RING = "Y"
 
 @dataclass(frozen=True)
 class Layout:
-    """A function and how its operands and its result are sharded over the ring's axis.
+    """A function with the sharding of its operands and result over the ring's axis.
 
-    The dimensions of `operands` and `result` are named by letters; a letter followed by `Y` is
-    sharded over the ring. `b` is a small batch dimension, the others are multiples of the ring.
+    Letters name the dimensions of `operands` and `result`. A letter followed by `Y` is sharded over
+    the ring. `b` is a small batch dimension, the others are multiples of the ring.
     """
 
     name: str
@@ -44,31 +44,31 @@ class Layout:
     operands: tuple[str, ...]
     result: str
 
-    def specs(self, others: tuple[str, ...], ring: Ring = RING) -> tuple[tuple[P, ...], P]:
-        """Partition specs for operands and result, the first dimension over the other axes."""
-        operands = tuple(_spec(d, others, ring) for d in self.operands)
-        return operands, _spec(self.result, others, ring)
+    def specs(self, other_axes: tuple[str, ...], ring: Ring = RING) -> tuple[tuple[P, ...], P]:
+        """Return the specs of operands and result, with the first dimension over the other axes."""
+        operands = tuple(_spec(d, other_axes, ring) for d in self.operands)
+        return operands, _spec(self.result, other_axes, ring)
 
 
 def spec(*axes: str | tuple[str, ...] | None) -> P:
-    """A partition spec."""
+    """Return a partition spec."""
     return P(*axes)  # type: ignore[no-untyped-call]
 
 
 def abstract(
     shape: tuple[int, ...], dtype: npt.DTypeLike, sharding: jax.sharding.Sharding | None = None
 ) -> jax.ShapeDtypeStruct:
-    """An array that is only described, to trace and compile with."""
+    """Return an array's shape for tracing and compiling."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
-def _spec(dimensions: str, others: tuple[str, ...], ring: Ring) -> P:
+def _spec(dimensions: str, other_axes: tuple[str, ...], ring: Ring) -> P:
     axes = (ring if name.endswith(RING) else None for name in dimensions.split())
-    return spec(others or None, *axes)
+    return spec(other_axes or None, *axes)
 
 
 def shape(dimensions: str, groups: int, sizes: dict[str, int]) -> tuple[int, ...]:
-    """The full array's shape."""
+    """Return the full array's shape."""
     return (groups, *(sizes[name[0]] for name in dimensions.split()))
 
 
@@ -99,39 +99,39 @@ LAYOUTS = (
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 
 
-def mesh_of(sizes: tuple[int, ...], ring_at: int) -> tuple[Mesh, tuple[str, ...]]:
-    """A mesh with the ring's axis at a position, and the names of its other axes."""
+def mesh_of(sizes: tuple[int, ...], ring_position: int) -> tuple[Mesh, tuple[str, ...]]:
+    """Return a mesh with the ring's axis at a position, and the names of its other axes."""
     names = ["X", "Z", "W"][: len(sizes) - 1]
-    others = tuple(names)
-    names.insert(ring_at, RING)
+    other_axes = tuple(names)
+    names.insert(ring_position, RING)
     devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
-    return Mesh(devices, tuple(names)), others
+    return Mesh(devices, tuple(names)), other_axes
 
 
 def sharded(
     layout: Layout,
     mesh: Mesh,
-    others: tuple[str, ...],
+    other_axes: tuple[str, ...],
     check_vma: bool = True,
     ring: Ring = RING,
     **options: Any,
 ) -> Callable[..., jax.Array]:
-    """The function over whole arrays, each group of devices working on its own entry."""
+    """Return the function on whole arrays. Each group of devices works on its own entry."""
 
     def local(*arrays: jax.Array) -> jax.Array:
         operands = [array[0] for array in arrays]
         return layout.function(*operands, axis_name=ring, **options)[None]
 
-    in_specs, out_specs = layout.specs(others, ring)
+    in_specs, out_specs = layout.specs(other_axes, ring)
     return jax.shard_map(
         local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma
     )
 
 
-def expected(operands: list[Known], cotangent: Known) -> list[Known]:
-    """The result and the gradient of every operand, in that order."""
-    x, w, *rest = (_flat(o) for o in operands)
-    g = _flat(cotangent)
+def expected(operands: list[BoundedValue], cotangent: BoundedValue) -> list[BoundedValue]:
+    """Return the result and the gradient of every operand, in that order."""
+    x, w, *rest = (_flatten(o) for o in operands)
+    g = _flatten(cotangent)
     shapes = [cotangent.value.shape, *(o.value.shape for o in operands)]
     if not rest:
         arrays = [x @ w, g @ w.mT, x.mT @ g]
@@ -142,12 +142,20 @@ def expected(operands: list[Known], cotangent: Known) -> list[Known]:
         d_hidden = (g @ w_out.mT) * hidden.twice()
         arrays = [activated @ w_out, d_hidden @ w.mT, x.mT @ d_hidden, activated.mT @ g]
     return [
-        Known(known.value.reshape(to), known.error.reshape(to), known.dtype)
-        for known, to in zip(arrays, shapes, strict=True)
+        BoundedValue(
+            bounded_value.value.reshape(target_shape),
+            bounded_value.error.reshape(target_shape),
+            bounded_value.dtype,
+        )
+        for bounded_value, target_shape in zip(arrays, shapes, strict=True)
     ]
 
 
-def _flat(known: Known) -> Known:
-    groups, *_, columns = known.value.shape
-    to = (groups, -1, columns)
-    return Known(known.value.reshape(to), known.error.reshape(to), known.dtype)
+def _flatten(bounded_value: BoundedValue) -> BoundedValue:
+    groups, *_, columns = bounded_value.value.shape
+    target_shape = (groups, -1, columns)
+    return BoundedValue(
+        bounded_value.value.reshape(target_shape),
+        bounded_value.error.reshape(target_shape),
+        bounded_value.dtype,
+    )

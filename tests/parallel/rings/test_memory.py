@@ -1,4 +1,4 @@
-"""The rings need less temporary memory than collectives do, forward and backward."""
+"""The rings use less temporary memory than collectives, forward and backward."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SCATTER, SCATTER_ROWS = "matmul_reducescatter, columns", "matmul_reducescatter, 
 ALLREDUCE = "matmul_allreduce"
 FEEDFORWARD, FEEDFORWARD_ROWS = "feedforward, columns", "feedforward, rows"
 
-# The most that a ring may take of what the collective takes, on so many devices with so many rows.
-# Four devices with 1024 rows have as many columns of the weights each as rows, and then the sum
-# of a weight gradient outweighs what most rings save: docs/overlap.md reckons it.
+# The maximum memory of a ring relative to the collective, by number of devices and rows. Four
+# devices with 1024 rows have as many weight columns each as rows. There the sum of a weight
+# gradient outweighs the savings of most rings (see docs/overlap.md).
 SHARES = {
     (8, 1024): {
         GATHER: 1 / 2,
@@ -45,7 +45,7 @@ SHARES = {
 }
 
 DIRECTIONS = ("one", "both")
-COUNTERS = 2**-10  # a KiB for the loops' own
+COUNTERS = 2**-10  # a KiB for loop counters
 
 
 @pytest.fixture(scope="module")
@@ -56,22 +56,22 @@ def overlap() -> ModuleType:
 @pytest.mark.parametrize(("size", "rows"), SHARES)
 def test_rings_take_less_memory_than_collectives(overlap: ModuleType, size: int, rows: int) -> None:
     mesh = Mesh(np.array(jax.devices()[:size]), ("Y",))
-    for number, case in enumerate(map(overlap.on_the_ring_alone, overlap.cases())):
+    for index, case in enumerate(map(overlap.without_x_axis, overlap.cases())):
         share = SHARES[size, rows].get(case.name)
         if share is None:
             continue
-        operands = overlap.described(case, mesh, {"B": rows, "D": 2048, "F": 4096})
+        operands = overlap.operand_shapes(case, mesh, {"B": rows, "D": 2048, "F": 4096})
 
-        def taken(
+        def memory_of(
             local: Callable[..., jax.Array], case: Any = case, operands: Any = operands
         ) -> Any:
             product = overlap.mapped(case, mesh, local)
             step = overlap.value_and_gradients(product, len(operands))
-            return overlap.mebibytes(step, operands)
+            return overlap.temporary_mebibytes(step, operands)
 
-        collective = taken(case.collective)
-        # Each product meets both directions, and so does each mesh.
-        turn = (number + rows // 4096) % 2
-        for direction in DIRECTIONS if EVERY_CASE else DIRECTIONS[turn:][:1]:
-            ring = taken(overlap.with_options(case.ring, direction=direction))
-            assert ring <= share * collective + COUNTERS, f"{case.name}, {direction}"
+        collective_memory = memory_of(case.collective)
+        # Each matmul is tested in both directions, and so is each mesh.
+        direction_index = (index + rows // 4096) % 2
+        for direction in DIRECTIONS if EVERY_CASE else DIRECTIONS[direction_index:][:1]:
+            ring_memory = memory_of(overlap.with_options(case.ring, direction=direction))
+            assert ring_memory <= share * collective_memory + COUNTERS, f"{case.name}, {direction}"

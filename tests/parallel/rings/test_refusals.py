@@ -1,4 +1,4 @@
-"""Operands that do not fit the ring are refused while tracing, with their numbers."""
+"""Operands that do not fit the ring are rejected while tracing, with their sizes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from drumline.parallel import (
 from tests.parallel.rings.layouts import mesh_of, spec
 
 
-def message(
+def error_message(
     function: Callable[..., jax.Array],
     *shapes: tuple[int, ...],
     **options: Any,
 ) -> str:
-    """What is said about operands whose shapes on each of three devices are these."""
+    """Return the error message for operands of these shapes on each of three devices."""
     mesh, _ = mesh_of((3,), 0)
 
     def local() -> jax.Array:
         return function(*(jnp.ones(shape) for shape in shapes), axis_name="Y", **options)
 
-    with pytest.raises(ValueError, match=r"\w+: ") as refusal:
+    with pytest.raises(ValueError, match=r"\w+: ") as error_info:
         jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=spec("Y")))
-    return str(refusal.value)
+    return str(error_info.value)
 
 
 def test_gathered_columns_must_match_the_rows_of_w() -> None:
-    assert message(allgather_matmul, (2, 4), (10, 6)) == (
+    assert error_message(allgather_matmul, (2, 4), (10, 6)) == (
         "allgather_matmul: w has 10 rows, but x brings 4 columns on each of the 3 devices "
         "of axis 'Y' (12 in all)"
     )
@@ -48,48 +48,48 @@ def test_columns_must_match_the_rows_of_w() -> None:
         (matmul_allreduce, {}),
     ):
         name = function.__name__
-        text = message(function, (3, 4), (5, 6), **options)
+        text = error_message(function, (3, 4), (5, 6), **options)
         assert text == f"{name}: x has 4 columns on each device, but w has 5 rows"
 
 
 def test_the_devices_must_divide_columns_or_rows() -> None:
-    assert message(matmul_reducescatter, (2, 4), (4, 10)) == (
+    assert error_message(matmul_reducescatter, (2, 4), (4, 10)) == (
         "matmul_reducescatter: the 10 columns of w cannot be divided between the 3 devices "
         "of axis 'Y'"
     )
-    assert message(matmul_reducescatter, (7, 4), (4, 10), scattered="rows") == (
+    assert error_message(matmul_reducescatter, (7, 4), (4, 10), scattered="rows") == (
         "matmul_reducescatter: the 7 rows of x cannot be divided between the 3 devices of axis 'Y'"
     )
-    assert message(matmul_allreduce, (7, 4), (4, 10)) == (
+    assert error_message(matmul_allreduce, (7, 4), (4, 10)) == (
         "matmul_allreduce: neither the 7 rows of x nor the 10 columns of w can be divided "
         "between the 3 devices of axis 'Y'"
     )
 
 
 def test_operands_of_the_wrong_rank_are_rejected() -> None:
-    assert message(allgather_matmul, (2, 4), (12, 2, 3)) == (
+    assert error_message(allgather_matmul, (2, 4), (12, 2, 3)) == (
         "allgather_matmul: w must be a matrix [rows, columns], but its shape is (12, 2, 3)"
     )
-    assert message(allgather_matmul, (4,), (4, 6), gathered="rows") == (
+    assert error_message(allgather_matmul, (4,), (4, 6), gathered="rows") == (
         "allgather_matmul: gathered='rows' needs x as [..., rows, columns], not (4,)"
     )
 
 
 def test_unknown_options_are_rejected() -> None:
-    assert message(allgather_matmul, (2, 4), (12, 6), direction="left") == (
+    assert error_message(allgather_matmul, (2, 4), (12, 6), direction="left") == (
         "allgather_matmul: direction must be 'both' or 'one', not 'left'"
     )
-    assert message(allgather_matmul, (2, 4), (12, 6), gathered="columns") == (
+    assert error_message(allgather_matmul, (2, 4), (12, 6), gathered="columns") == (
         "allgather_matmul: gathered must be 'contraction' or 'rows', not 'columns'"
     )
-    assert message(matmul_reducescatter, (2, 4), (4, 6), scattered="all") == (
+    assert error_message(matmul_reducescatter, (2, 4), (4, 6), scattered="all") == (
         "matmul_reducescatter: scattered must be 'columns' or 'rows', not 'all'"
     )
-    assert message(matmul_allreduce, (2, 4), (4, 6), loop="fast") == (
+    assert error_message(matmul_allreduce, (2, 4), (4, 6), loop="fast") == (
         "matmul_allreduce: loop must be 'auto' or 'unrolled' or 'rolled', not 'fast'"
     )
     sharded = (2, 4), (12, 6), (6, 12)
-    assert message(feedforward, *sharded, activation=jnp.tanh, layout="both") == (
+    assert error_message(feedforward, *sharded, activation=jnp.tanh, layout="both") == (
         "feedforward: layout must be 'columns' or 'rows', not 'both'"
     )
 
@@ -97,7 +97,7 @@ def test_unknown_options_are_rejected() -> None:
 def test_missing_axes_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"there is no mesh axis 'Y' outside jax\.shard_map"):
         allgather_matmul(jnp.ones((2, 4)), jnp.ones((4, 6)), axis_name="Y")
-    for axis, says in (
+    for axis, expected_message in (
         ("Q", "axis 'Q' is not manual here, but 'Y'; name one of these"),
         (("Y", "Y"), r"axis_name \('Y', 'Y'\) has 'Y' twice"),
     ):
@@ -106,7 +106,7 @@ def test_missing_axes_are_rejected() -> None:
         def local(axis: Any = axis) -> jax.Array:
             return matmul_allreduce(jnp.ones((2, 4)), jnp.ones((4, 6)), axis_name=axis)
 
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=expected_message):
             jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=spec()))
 
 
@@ -139,19 +139,19 @@ def test_forward_mode_is_rejected(function: Any) -> None:
         out_specs=spec() if function is matmul_allreduce else spec(None, "Y"),
     )
     x, w = jnp.ones((2, 4)), jnp.ones((4, 6))
-    says = f"{function.__name__}: has a gradient .* but no forward mode"
+    expected_message = f"{function.__name__}: has a gradient .* but no forward mode"
 
-    def pushed(x: jax.Array, w: jax.Array) -> Any:
+    def forward_mode(x: jax.Array, w: jax.Array) -> Any:
         return jax.jvp(run, (x, w), (x, w))
 
     def linearized(x: jax.Array, w: jax.Array) -> Any:
         return jax.linearize(run, x, w)[1](x, w)
 
-    for call in (pushed, linearized):
-        with pytest.raises(ValueError, match=says):
+    for call in (forward_mode, linearized):
+        with pytest.raises(ValueError, match=expected_message):
             jax.jit(call)(x, w)
-        # Outside of jit each operation is a program of its own, and there are a hundred: one
-        # function stands for all, as what refuses is the same line.
+        # Outside of jit each operation is a program of its own, of which there are a hundred. One
+        # function represents all, because the same line raises the error.
         if function is allgather_matmul:
-            with pytest.raises(ValueError, match=says):
+            with pytest.raises(ValueError, match=expected_message):
                 call(x, w)

@@ -1,5 +1,6 @@
-"""What may run beside a transfer: in the programs as they are written, and as the benchmark reads
-it from a scheduled one."""
+"""Overlap of transfers and matmuls, in lowered programs and in the benchmark's reading of
+schedules.
+"""
 
 from __future__ import annotations
 
@@ -56,42 +57,44 @@ _OPERATION = re.compile(r"^\s*(%\w+)(?::\d+)? = (\S+) (.*)$")
 
 
 class Contraction(NamedTuple):
-    """A multiplication in a lowered program."""
+    """A matmul in a lowered program."""
 
     name: str
     operands: set[str]
     waits_for: set[str]
 
 
-def products(text: str) -> list[Contraction]:
-    """The multiplications in their order, each with those it cannot begin before."""
+def matmuls_of(text: str) -> list[Contraction]:
+    """Return the matmuls in order, each with the matmuls that it depends on."""
     contractions: list[Contraction] = []
-    behind: dict[str, set[str]] = {}
+    dependencies: dict[str, set[str]] = {}
     for line in text.splitlines():
         if not (match := _OPERATION.match(line)):
             continue
         name, operation, rest = match.groups()
         operands = set(re.findall(r"%\w+(?:#\d+)?", rest))
-        behind[name] = set().union(*(behind.get(o.split("#")[0], ()) for o in operands))
+        dependencies[name] = set().union(*(dependencies.get(o.split("#")[0], ()) for o in operands))
         if operation == "stablehlo.dot_general":
-            contractions.append(Contraction(name, operands, set(behind[name])))
-            behind[name].add(name)
+            contractions.append(Contraction(name, operands, set(dependencies[name])))
+            dependencies[name].add(name)
     return contractions
 
 
 @pytest.mark.parametrize("direction", ["one", "both"])
 def test_matmuls_of_unrolled_steps_cannot_be_merged(direction: str) -> None:
-    # Compilers merge products that share an operand unless one waits for the other. A transfer
-    # then has no multiplication left to travel beside.
-    mesh, others = mesh_of((4,), 0)
+    # Compilers merge matmuls that share an operand unless one depends on the other. A transfer then
+    # has no matmul left to overlap with.
+    mesh, other_axes = mesh_of((4,), 0)
     sizes = {"b": 2, "s": 16, "d": 32, "f": 64}
     for layout in LAYOUTS:
-        function = sharded(layout, mesh, others, direction=direction, loop="unrolled")
+        function = sharded(layout, mesh, other_axes, direction=direction, loop="unrolled")
         arguments = [abstract(shape(d, 1, sizes), jnp.float32) for d in layout.operands]
-        contractions = products(jax.jit(function).lower(*arguments).as_text())
+        contractions = matmuls_of(jax.jit(function).lower(*arguments).as_text())
         assert len(contractions) >= 4 * (1 if direction == "one" else 2)
-        for one, later in combinations(contractions, 2):
-            assert one.name in later.waits_for or not one.operands & later.operands, layout.name
+        for earlier, later in combinations(contractions, 2):
+            assert earlier.name in later.waits_for or not earlier.operands & later.operands, (
+                layout.name
+            )
 
 
 @pytest.fixture(scope="module")
@@ -107,19 +110,19 @@ def test_matmuls_between_start_and_done_are_counted(reader: ModuleType) -> None:
         ("all-gather", 0),
         ("all-reduce", None),
     ]
-    products, summary = reader.summary(SCHEDULED)
-    assert products == "2"
+    matmul_count, summary = reader.summary(SCHEDULED)
+    assert matmul_count == "2"
     assert (
         "collective-permute: 2 asynchronous, 2 with multiplications beside them ([1, 2])" in summary
     )
 
 
 def test_emulated_devices_have_only_blocking_permutes(reader: ModuleType) -> None:
-    mesh, others = mesh_of((4,), 0)
+    mesh, other_axes = mesh_of((4,), 0)
     layout = BY_NAME["gather contraction"]
     sizes = {"b": 2, "s": 16, "d": 32, "f": 64}
     arguments = [abstract(shape(d, 1, sizes), jnp.float32) for d in layout.operands]
-    function = sharded(layout, mesh, others, direction="both", loop="unrolled")
+    function = sharded(layout, mesh, other_axes, direction="both", loop="unrolled")
     text = jax.jit(function).lower(*arguments).compile().as_text()
     transfers = [(transfer.kind, transfer.beside) for transfer in reader.transfers(text)]
     assert transfers == [("collective-permute", None)] * 6

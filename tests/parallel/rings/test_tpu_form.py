@@ -1,5 +1,6 @@
-"""The rings as they are written for TPUs, on CPU devices: right, whole both ways, and with nothing
-in the program that the TPU's compiler dislikes."""
+"""The TPU form of the rings, on CPU devices: correct results, full shards in both directions, and
+no operations that the TPU's compiler handles badly.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from tests.parallel.rings.layouts import (
     sharded,
     spec,
 )
-from tests.parallel.rings.permutes import bytes_each_way
-from tests.parallel.rings.rounding import exactly, excess
+from tests.parallel.rings.permutes import bytes_per_direction
+from tests.parallel.rings.rounding import exact_input, relative_error
 
 RINGS = [layout for layout in LAYOUTS if "feedforward" not in layout.name]
 
@@ -41,7 +42,7 @@ RINGS = [layout for layout in LAYOUTS if "feedforward" not in layout.name]
     ],
 )
 def test_results_and_gradients_are_as_exact_as_one_matmul(size: int, dtype: str, loop: str) -> None:
-    mesh, others = mesh_of((size,), 0)
+    mesh, other_axes = mesh_of((size,), 0)
     dims = {"b": 2, "s": 3 * size, "d": 5 * size, "f": 4 * size}
     rng = np.random.default_rng(size)
     inputs = [
@@ -56,44 +57,44 @@ def test_results_and_gradients_are_as_exact_as_one_matmul(size: int, dtype: str,
     def run_all(inputs: list[list[jax.Array]]) -> list[list[jax.Array]]:
         results = []
         for layout, (*operands, cotangent) in zip(RINGS, inputs, strict=True):
-            out, pull = jax.vjp(sharded(layout, mesh, others, loop=loop), *operands)
-            results.append([out, *pull(cotangent)])
+            out, vjp_function = jax.vjp(sharded(layout, mesh, other_axes, loop=loop), *operands)
+            results.append([out, *vjp_function(cotangent)])
         return results
 
     with trace_for("tpu"):
         outputs = run_all(inputs)
     for layout, arrays, results in zip(RINGS, inputs, outputs, strict=True):
-        *operands, cotangent = (exactly(array, jnp.dtype(dtype)) for array in arrays)
-        excesses = list(map(excess, results, expected(operands, cotangent)))
-        assert max(excesses) <= 1, f"{layout.name} on {size}: {excesses}"
+        *operands, cotangent = (exact_input(array, jnp.dtype(dtype)) for array in arrays)
+        relative_errors = list(map(relative_error, results, expected(operands, cotangent)))
+        assert max(relative_errors) <= 1, f"{layout.name} on {size}: {relative_errors}"
 
 
 @pytest.mark.parametrize("size", [3, 4, 8])
-def test_whole_shards_go_half_way_around(size: int) -> None:
-    mesh, others = mesh_of((size,), 0)
+def test_full_shards_travel_half_of_the_ring(size: int) -> None:
+    mesh, other_axes = mesh_of((size,), 0)
     dims = {"b": 2, "s": 3 * size, "d": 5 * size, "f": 4 * size}
     shard = 2 * dims["b"] * dims["s"] * dims["d"] // size
-    for name, item in (("gather rows", 1), ("scatter rows", 2)):
+    for name, itemsize in (("gather rows", 1), ("scatter rows", 2)):
         operands = [abstract(shape(d, 1, dims), jnp.bfloat16) for d in BY_NAME[name].operands]
         with trace_for("tpu"):
-            lowered = jax.jit(sharded(BY_NAME[name], mesh, others)).lower(*operands)
-        assert bytes_each_way(lowered, mesh, RING) == {
-            1: size // 2 * shard * item,
-            -1: (size - 1) // 2 * shard * item,
+            lowered = jax.jit(sharded(BY_NAME[name], mesh, other_axes)).lower(*operands)
+        assert bytes_per_direction(lowered, mesh, RING) == {
+            1: size // 2 * shard * itemsize,
+            -1: (size - 1) // 2 * shard * itemsize,
         }
 
 
 def test_the_tpu_form_has_no_splits_concatenations_zeros_or_barriers() -> None:
-    mesh, others = mesh_of((4,), 0)
+    mesh, other_axes = mesh_of((4,), 0)
     dims = {"b": 2, "s": 24, "d": 32, "f": 64}
     for layout in RINGS:
         operands = [abstract(shape(d, 1, dims), jnp.bfloat16) for d in layout.operands]
         with trace_for("tpu"):
-            text = jax.jit(sharded(layout, mesh, others)).lower(*operands).as_text()
+            text = jax.jit(sharded(layout, mesh, other_axes)).lower(*operands).as_text()
         operations = re.findall(r"stablehlo\.(\w+)", text)
         assert "while" not in operations
         assert "concatenate" not in operations
-        # The one sum that is still on its way while the last product runs is added apart.
+        # The last sum arrives while the last matmul runs, so it is added separately.
         assert operations.count("optimization_barrier") == (0 if "gather" in layout.name else 1)
         assert operations.count("dot_general") == 4
 
@@ -121,7 +122,7 @@ def test_a_mesh_of_tpus_selects_the_tpu_form() -> None:
         check_vma=False,
     )
     jaxpr = str(jax.make_jaxpr(mapped)(abstract((16, 8), jnp.float32)))
-    assert jaxpr.count("ppermute[") == 3  # written out; elsewhere there are two, in a loop
+    assert jaxpr.count("ppermute[") == 3  # unrolled; other devices have two, in a loop
 
 
 @pytest.mark.parametrize("target", ["tpu", "other"])
@@ -134,11 +135,11 @@ def test_several_weights_share_one_gather(target: str, gathered: str) -> None:
     cotangents = [jnp.asarray(rng.normal(size=(16, w.shape[1])), jnp.float32) for w in weights]
     rows, columns = spec("Y", None), spec(None, "Y")
 
-    def both(x: jax.Array, weights: list[jax.Array]) -> tuple[jax.Array, ...]:
+    def gather_all(x: jax.Array, weights: list[jax.Array]) -> tuple[jax.Array, ...]:
         return allgather_matmul(x, weights, axis_name="Y", gathered=gathered)  # type: ignore[call-overload,no-any-return]
 
     mapped = jax.shard_map(
-        both,
+        gather_all,
         mesh=mesh,
         in_specs=(columns if gathered == "contraction" else rows, [columns] * 3),
         out_specs=(columns,) * 3,
@@ -148,8 +149,8 @@ def test_several_weights_share_one_gather(target: str, gathered: str) -> None:
     def run(
         x: jax.Array, weights: list[jax.Array]
     ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, list[jax.Array]]]:
-        outs, pull = jax.vjp(mapped, x, weights)
-        return outs, pull(tuple(cotangents))
+        outs, vjp_function = jax.vjp(mapped, x, weights)
+        return outs, vjp_function(tuple(cotangents))
 
     with trace_for(target):  # type: ignore[arg-type]
         outs, (dx, dws) = run(x, weights)
@@ -161,8 +162,8 @@ def test_several_weights_share_one_gather(target: str, gathered: str) -> None:
     np.testing.assert_allclose(dx, total, rtol=1e-5, atol=1e-4)
     for dw, g in zip(dws, cotangents, strict=True):
         np.testing.assert_allclose(dw, np.asarray(x).T @ np.asarray(g), rtol=1e-5, atol=1e-4)
-    # x travels once for all of them.
-    assert sum(bytes_each_way(lowered, mesh, RING).values()) == 3 * x.nbytes // 4
+    # All weights share one transfer of x.
+    assert sum(bytes_per_direction(lowered, mesh, RING).values()) == 3 * x.nbytes // 4
 
 
 def test_sums_are_sent_in_the_wire_dtype() -> None:
@@ -171,36 +172,36 @@ def test_sums_are_sent_in_the_wire_dtype() -> None:
     x = jnp.asarray(rng.normal(size=(16, 32)), jnp.bfloat16)
     w = jnp.asarray(rng.normal(size=(32, 24)), jnp.bfloat16)
     exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
-    outputs, sent = {}, {}
-    for wire in (None, jnp.bfloat16):
+    outputs, bytes_by_dtype = {}, {}
+    for comm_dtype in (None, jnp.bfloat16):
         function = jax.shard_map(
-            partial(matmul_reducescatter, axis_name="Y", scattered="rows", wire_dtype=wire),
+            partial(matmul_reducescatter, axis_name="Y", scattered="rows", wire_dtype=comm_dtype),
             mesh=mesh,
             in_specs=(spec(None, "Y"), spec("Y", None)),
             out_specs=spec("Y", None),
         )
         lowered = jax.jit(function).lower(x, w)
-        sent[wire] = sum(bytes_each_way(lowered, mesh, RING).values())
-        outputs[wire] = np.asarray(jax.jit(function)(x, w), np.float64)
-    assert sent[None] == 2 * sent[jnp.bfloat16]
+        bytes_by_dtype[comm_dtype] = sum(bytes_per_direction(lowered, mesh, RING).values())
+        outputs[comm_dtype] = np.asarray(jax.jit(function)(x, w), np.float64)
+    assert bytes_by_dtype[None] == 2 * bytes_by_dtype[jnp.bfloat16]
     scale = np.abs(x.astype(jnp.float32)) @ np.abs(w.astype(jnp.float32))
     assert np.max(np.abs(outputs[None] - exact) / scale) < 2**-8
-    # Rounded at each of three hops, to eight bits of what has been summed.
+    # The sum is rounded at each of three steps, to eight bits.
     assert np.max(np.abs(outputs[jnp.bfloat16] - exact) / scale) < 4 * 2**-8
 
 
-@pytest.mark.parametrize("wire", ["int8", "nonsense"])
-def test_a_wire_dtype_that_is_not_a_float_is_rejected(wire: str) -> None:
+@pytest.mark.parametrize("comm_dtype", ["int8", "nonsense"])
+def test_a_wire_dtype_that_is_not_a_float_is_rejected(comm_dtype: str) -> None:
     mesh, _ = mesh_of((2,), 0)
     function = jax.shard_map(
-        partial(matmul_reducescatter, axis_name="Y", wire_dtype=wire),
+        partial(matmul_reducescatter, axis_name="Y", wire_dtype=comm_dtype),
         mesh=mesh,
         in_specs=(spec(None, "Y"), spec("Y", None)),
         out_specs=spec(None, "Y"),
     )
     message = (
         "matmul_reducescatter: wire_dtype must be a floating-point type, as jnp.bfloat16, "
-        f"not '{wire}'"
+        f"not '{comm_dtype}'"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         function(jnp.ones((2, 4)), jnp.ones((4, 2)))

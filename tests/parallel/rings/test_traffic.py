@@ -1,4 +1,4 @@
-"""What the programs send: only permutes, and exactly the bytes that the ring has to move."""
+"""The programs send only permutes, with exactly the bytes that the ring requires."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.parallel.rings.layouts import (
     shape,
     sharded,
 )
-from tests.parallel.rings.permutes import bytes_each_way
+from tests.parallel.rings.permutes import bytes_per_direction
 
 DIMS = {"b": 2, "s": 48, "d": 24 * 8, "f": 24 * 16}
 B, S, D, F = DIMS["b"], DIMS["s"], DIMS["d"], DIMS["f"]
-# Bytes of the full array that travels, for bfloat16 operands: shards as they are, sums in float32.
-TRAVELS = {
+# The bytes of each moving array, for bfloat16 operands: shards unchanged, sums in float32.
+MOVED_BYTES = {
     "gather contraction": [2 * B * S * D],
     "gather rows": [2 * B * S * D],
     "scatter columns": [4 * B * S * D],
@@ -33,8 +33,8 @@ TRAVELS = {
     "feedforward columns": [2 * B * S * D, 4 * B * S * D],
     "feedforward rows": [2 * B * S * D, 4 * B * S * D],
 }
-# The gradient of a gather scatters and gathers; that of a scatter gathers once for both operands.
-TRAVELS_BACK = {
+# The gradient of a gather scatters and gathers. That of a scatter gathers once for both operands.
+MOVED_BYTES_BACKWARD = {
     "gather contraction": [4 * B * S * D, 2 * B * S * D],
     "gather rows": [4 * B * S * D, 2 * B * S * D],
     "scatter columns": [2 * B * S * D],
@@ -45,7 +45,7 @@ TRAVELS_BACK = {
 }
 
 
-# How the rings are written, and the meshes they lie in: alone, as the last axis and as the first.
+# The loop forms of the rings, with meshes: the ring alone, as the last axis and as the first.
 PROGRAMS = [
     ("unrolled", (3,), 0),
     ("unrolled", (2, 4), 1),
@@ -61,48 +61,52 @@ def arguments(
     return [abstract(shape(d, groups, DIMS), jnp.bfloat16) for d in dimensions]
 
 
-def ways(direction: str, travels: Sequence[int], size: int) -> dict[int, int]:
-    moved = sum(travels) * (size - 1) // size
-    if not moved:
+def expected_bytes(direction: str, array_bytes: Sequence[int], size: int) -> dict[int, int]:
+    total = sum(array_bytes) * (size - 1) // size
+    if not total:
         return {}
-    return {1: moved} if direction == "one" else {1: moved // 2, -1: moved // 2}
+    return {1: total} if direction == "one" else {1: total // 2, -1: total // 2}
 
 
-@pytest.mark.parametrize(("loop", "sizes", "ring_at"), PROGRAMS)
+@pytest.mark.parametrize(("loop", "sizes", "ring_position"), PROGRAMS)
 @pytest.mark.parametrize("direction", ["one", "both"])
 @pytest.mark.parametrize("name", BY_NAME)
 def test_each_link_carries_the_expected_bytes(
-    name: str, direction: str, loop: str, sizes: tuple[int, ...], ring_at: int
+    name: str, direction: str, loop: str, sizes: tuple[int, ...], ring_position: int
 ) -> None:
     layout = BY_NAME[name]
-    mesh, others = mesh_of(sizes, ring_at)
-    size = sizes[ring_at]
+    mesh, other_axes = mesh_of(sizes, ring_position)
+    size = sizes[ring_position]
     groups = mesh.size // size
-    function = sharded(layout, mesh, others, direction=direction, loop=loop)
+    function = sharded(layout, mesh, other_axes, direction=direction, loop=loop)
 
     def gradients(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         *operands, cotangent = arrays
         return tuple(jax.vjp(function, *operands)[1](cotangent))
 
     forward = jax.jit(function).lower(*arguments(layout, groups))
-    assert bytes_each_way(forward, mesh, RING) == ways(direction, TRAVELS[name], size)
-    # The gradient runs rings again and no more; a feed-forward's needs the hidden layer besides.
+    assert bytes_per_direction(forward, mesh, RING) == expected_bytes(
+        direction, MOVED_BYTES[name], size
+    )
+    # The gradient runs the same rings. A feed-forward's gradient also gathers for the hidden layer.
     backward = jax.jit(gradients).lower(*arguments(layout, groups, cotangent=True))
-    travels = TRAVELS_BACK[name] + (TRAVELS[name][:1] if "feedforward" in name else [])
-    assert bytes_each_way(backward, mesh, RING) == ways(direction, travels, size)
+    array_bytes = MOVED_BYTES_BACKWARD[name] + (
+        MOVED_BYTES[name][:1] if "feedforward" in name else []
+    )
+    assert bytes_per_direction(backward, mesh, RING) == expected_bytes(direction, array_bytes, size)
 
 
 def test_no_collective_but_permutes_is_compiled() -> None:
-    mesh, others = mesh_of((4,), 0)
+    mesh, other_axes = mesh_of((4,), 0)
 
     def run_all(arrays: list[list[jax.Array]]) -> list[list[jax.Array]]:
         results = []
         for layout, (*operands, cotangent) in zip(LAYOUTS, arrays, strict=True):
-            out, pull = jax.vjp(sharded(layout, mesh, others), *operands)
-            results.append([out, *pull(cotangent)])
+            out, vjp_function = jax.vjp(sharded(layout, mesh, other_axes), *operands)
+            results.append([out, *vjp_function(cotangent)])
         return results
 
-    in_specs = [[*layout.specs(others)[0], layout.specs(others)[1]] for layout in LAYOUTS]
+    in_specs = [[*layout.specs(other_axes)[0], layout.specs(other_axes)[1]] for layout in LAYOUTS]
     arrays = [
         [
             abstract(a.shape, a.dtype, jax.NamedSharding(mesh, spec))
@@ -120,10 +124,18 @@ def test_no_collective_but_permutes_is_compiled() -> None:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_one_device_compiles_to_a_matmul(name: str) -> None:
-    mesh, others = mesh_of((1,), 0)
-    text = jax.jit(sharded(BY_NAME[name], mesh, others)).lower(*arguments(BY_NAME[name])).as_text()
+    mesh, other_axes = mesh_of((1,), 0)
+    text = (
+        jax.jit(sharded(BY_NAME[name], mesh, other_axes)).lower(*arguments(BY_NAME[name])).as_text()
+    )
     operations = re.findall(r"stablehlo\.(\w+)", text)
-    moving = {"dynamic_slice", "dynamic_update_slice", "concatenate", "collective_permute", "while"}
-    assert not moving & set(operations)
+    data_movement = {
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "concatenate",
+        "collective_permute",
+        "while",
+    }
+    assert not data_movement & set(operations)
     assert operations.count("dot_general") == (2 if "feedforward" in name else 1)
-    assert "f32" not in text  # the product is written in the operands' type at once
+    assert "f32" not in text  # the matmul's output has the operands' type

@@ -19,53 +19,53 @@ from tests.parallel.rings.layouts import (
     sharded,
     spec,
 )
-from tests.parallel.rings.rounding import exactly, excess
+from tests.parallel.rings.rounding import exact_input, relative_error
 
 Ring = Callable[..., jax.Array]
 
-MESH, OTHERS = mesh_of((2, 4), 1)
+MESH, OTHER_AXES = mesh_of((2, 4), 1)
 DIMS = {"b": 2, "s": 12, "d": 20, "f": 16}
-SINGLE = [layout for layout in LAYOUTS if "feedforward" not in layout.name]  # not a composition
+SINGLE = [layout for layout in LAYOUTS if "feedforward" not in layout.name]  # single matmuls only
 
 
-def normal(*shape: int, seed: int = 0) -> jax.Array:
+def random_array(*shape: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def operands_of(layout: Layout) -> list[jax.Array]:
     dimensions = (*layout.operands, layout.result)
-    return [normal(*shape(d, 2, DIMS), seed=i) for i, d in enumerate(dimensions)]
+    return [random_array(*shape(d, 2, DIMS), seed=i) for i, d in enumerate(dimensions)]
 
 
 def check(layouts: Sequence[Layout], functions: Sequence[Ring]) -> None:
-    """Hold values and gradients of all functions, compiled together, against float64."""
+    """Compare values and gradients of all functions, compiled together, with float64."""
 
     def run_all(inputs: list[list[jax.Array]]) -> list[list[jax.Array]]:
         results = []
         for function, (*operands, cotangent) in zip(functions, inputs, strict=True):
-            out, pull = jax.vjp(function, *operands)
-            results.append([out, *pull(cotangent)])
+            out, vjp_function = jax.vjp(function, *operands)
+            results.append([out, *vjp_function(cotangent)])
         return results
 
     inputs = [operands_of(layout) for layout in layouts]
     results = jax.jit(run_all)(inputs)
     for layout, arrays, result in zip(layouts, inputs, results, strict=True):
-        *operands, cotangent = (exactly(array, jnp.dtype(jnp.float32)) for array in arrays)
-        excesses = list(map(excess, result, expected(operands, cotangent)))
-        assert max(excesses) <= 1, f"{layout.name}: {excesses}"
+        *operands, cotangent = (exact_input(array, jnp.dtype(jnp.float32)) for array in arrays)
+        relative_errors = list(map(relative_error, result, expected(operands, cotangent)))
+        assert max(relative_errors) <= 1, f"{layout.name}: {relative_errors}"
 
 
 @pytest.mark.parametrize("loop", ["unrolled", "rolled"])
 def test_both_loop_forms_compute_the_same(loop: str) -> None:
-    check(LAYOUTS, [sharded(layout, MESH, OTHERS, loop=loop) for layout in LAYOUTS])
+    check(LAYOUTS, [sharded(layout, MESH, OTHER_AXES, loop=loop) for layout in LAYOUTS])
 
 
 def test_gradients_are_the_same_without_checked_types() -> None:
-    check(SINGLE, [sharded(layout, MESH, OTHERS, check_vma=False) for layout in SINGLE])
+    check(SINGLE, [sharded(layout, MESH, OTHER_AXES, check_vma=False) for layout in SINGLE])
 
 
 def test_checkpoint_and_an_inner_jit_change_nothing() -> None:
-    functions = [sharded(layout, MESH, OTHERS, direction="one") for layout in SINGLE]
+    functions = [sharded(layout, MESH, OTHER_AXES, direction="one") for layout in SINGLE]
     check(SINGLE, [jax.checkpoint(jax.jit(function)) for function in functions])
 
 
@@ -76,7 +76,7 @@ def test_vmap_over_a_leading_dimension_is_a_longer_batch() -> None:
             batched: Ring = jax.vmap(lambda rows: layout.function(rows, *weights, axis_name="Y"))
             return batched(x)[None]
 
-        in_specs, out_specs = layout.specs(OTHERS)
+        in_specs, out_specs = layout.specs(OTHER_AXES)
         return jax.shard_map(local, mesh=MESH, in_specs=in_specs, out_specs=out_specs)
 
     check(SINGLE, [mapped(layout) for layout in SINGLE])
@@ -84,7 +84,7 @@ def test_vmap_over_a_leading_dimension_is_a_longer_batch() -> None:
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_weights_shared_by_another_axis_get_the_sum_of_its_gradients(check_vma: bool) -> None:
-    x, w, v = normal(8, 12), normal(12, 16, seed=1), normal(16, 12, seed=2)
+    x, w, v = random_array(8, 12), random_array(12, 16, seed=1), random_array(16, 12, seed=2)
 
     def loss(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
         def local(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
@@ -101,12 +101,14 @@ def test_weights_shared_by_another_axis_get_the_sum_of_its_gradients(check_vma: 
         return jnp.sum(jnp.sin(jnp.tanh(x @ w) @ v))
 
     gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(x, w, v)
-    for mine, reference in zip(gradients, jax.grad(plain, argnums=(0, 1, 2))(x, w, v), strict=True):
-        np.testing.assert_allclose(mine, reference, atol=3e-5)
+    for gradient, reference in zip(
+        gradients, jax.grad(plain, argnums=(0, 1, 2))(x, w, v), strict=True
+    ):
+        np.testing.assert_allclose(gradient, reference, atol=3e-5)
 
 
 def test_gradients_of_gradients() -> None:
-    x, w = normal(8, 12), normal(12, 16, seed=1)
+    x, w = random_array(8, 12), random_array(12, 16, seed=1)
 
     def rings(x: jax.Array, w: jax.Array) -> jax.Array:
         def local(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -118,15 +120,15 @@ def test_gradients_of_gradients() -> None:
             x, w
         )
 
-    def slope(product: Ring) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def gradient_of_penalty(function: Ring) -> Callable[[jax.Array, jax.Array], jax.Array]:
         def penalty(x: jax.Array, w: jax.Array) -> jax.Array:
-            return jnp.sum(jax.grad(lambda x: jnp.sum(jnp.sin(product(x, w))))(x) ** 2)
+            return jnp.sum(jax.grad(lambda x: jnp.sum(jnp.sin(function(x, w))))(x) ** 2)
 
         return jax.grad(penalty, argnums=1)
 
-    mine = jax.jit(slope(rings))(x, w)
-    reference = jax.jit(slope(lambda x, w: (x @ w) @ w.T))(x, w)
-    np.testing.assert_allclose(mine, reference, atol=1e-5 * float(jnp.abs(reference).max()))
+    gradient = jax.jit(gradient_of_penalty(rings))(x, w)
+    reference = jax.jit(gradient_of_penalty(lambda x, w: (x @ w) @ w.T))(x, w)
+    np.testing.assert_allclose(gradient, reference, atol=1e-5 * float(jnp.abs(reference).max()))
 
 
 def test_integers_are_summed_exactly() -> None:
@@ -149,14 +151,14 @@ def test_integers_are_summed_exactly() -> None:
                 out_specs=out,
             )
         )
-        wide = run(x.astype(np.int32), w.astype(np.int32))
-        np.testing.assert_array_equal(wide, exact)
-        assert wide.dtype == jnp.int32
+        wide_result = run(x.astype(np.int32), w.astype(np.int32))
+        np.testing.assert_array_equal(wide_result, exact)
+        assert wide_result.dtype == jnp.int32
         np.testing.assert_array_equal(run(x, w), exact.astype(np.int8))
 
 
 def test_a_ring_over_two_axes_of_the_mesh() -> None:
-    x, w = normal(4, 16), normal(16, 24, seed=1)
+    x, w = random_array(4, 16), random_array(16, 24, seed=1)
     run = jax.shard_map(
         lambda x, w: allgather_matmul(x, w, axis_name=("X", "Y")),
         mesh=MESH,
@@ -167,14 +169,14 @@ def test_a_ring_over_two_axes_of_the_mesh() -> None:
 
 
 def test_mixed_types_promote_like_matmul() -> None:
-    x, w = normal(8, 16).astype(jnp.bfloat16), normal(16, 24, seed=1)
+    x, w = random_array(8, 16).astype(jnp.bfloat16), random_array(16, 24, seed=1)
     run = jax.shard_map(
         lambda x, w: allgather_matmul(x, w, axis_name="Y"),
         mesh=MESH,
         in_specs=(spec("X", "Y"), spec(None, "Y")),
         out_specs=spec("X", "Y"),
     )
-    out, pull = jax.vjp(jax.jit(run), x, w)
-    dx, dw = pull(out)
+    out, vjp_function = jax.vjp(jax.jit(run), x, w)
+    dx, dw = vjp_function(out)
     np.testing.assert_allclose(out, x @ w, atol=1e-5)
     assert (out.dtype, dx.dtype, dw.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)

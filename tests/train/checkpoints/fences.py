@@ -1,4 +1,4 @@
-"""Claims in memory, for tests of one process and for the simulation."""
+"""Claims in memory, for tests in one process and for the simulation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

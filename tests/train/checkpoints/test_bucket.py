@@ -30,7 +30,7 @@ CONFIG = Path(__file__).parents[1] / "toy.py"
 
 
 def checkpoints(run: Path) -> list[int]:
-    """The complete checkpoints of a run, from the files of the bucket."""
+    """Return the complete checkpoints of a run, from the files of the bucket."""
     return sorted(int(path.parent.name) for path in run.glob(f"*/{COMMITTED}"))
 
 
@@ -50,7 +50,7 @@ def test_orbax_saves_and_restores_a_sharded_tree(bucket: str) -> None:
     assert restored["step"] == 7
 
 
-def test_a_run_sees_what_another_host_writes(bucket: str, bucket_folder: Path) -> None:
+def test_a_run_sees_the_files_of_another_host(bucket: str, bucket_folder: Path) -> None:
     run = f"{bucket}/run"
     backend.fsspec_backend.fs(run).dircache.use_listings_cache = True  # gcsfs's default
     claimed = claim(run)
@@ -74,7 +74,7 @@ def test_every_spelling_of_a_folder_has_the_same_claims(bucket: str, spelling: s
 
 
 @pytest.mark.parametrize("spelling", ["team//run", "team/run/"])
-def test_an_attempt_is_told_its_folder_in_any_spelling(
+def test_an_attempt_recognizes_its_folder_in_any_spelling(
     spelling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRUMLINE_CHECKPOINT", f"gs://lab/{spelling}")
@@ -117,9 +117,11 @@ def test_a_killed_run_resumes_from_the_bucket_with_the_same_bits(
     assert resumed.ending is Ending.DONE
     assert fingerprint(resumed.state) == fingerprint(undisturbed.state)
     lines = [json.loads(line) for line in (files / "metrics.jsonl").read_text().splitlines()]
-    last = max(line["attempt"] for line in lines)
-    assert [line["step"] for line in lines if line["attempt"] == last] == [*range(newest + 1, 41)]
-    # Only the checkpoints that are kept are left, each with its mark.
+    last_attempt = max(line["attempt"] for line in lines)
+    assert [line["step"] for line in lines if line["attempt"] == last_attempt] == [
+        *range(newest + 1, 41)
+    ]
+    # Only the kept checkpoints are left, each with its mark.
     marks = sorted(int(path.stem) for path in (files / "drumline").glob("[0-9]*.json"))
     assert checkpoints(files) == marks
     assert max(marks) == 40

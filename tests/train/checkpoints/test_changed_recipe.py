@@ -28,27 +28,27 @@ from tests.train.toy import ROWS, SHARDED
 
 
 def toy(steps: int, **settings: Any) -> Recipe:
-    """The toy on one device, where it compiles in no time."""
+    """Return the toy on one device, which compiles quickly."""
     return toys.toy(steps, **{"mesh": 1, **settings})
 
 
 def with_data(steps: int, **of_data: Any) -> Recipe:
-    """The toy, with its data changed."""
+    """Return the toy with changed data."""
     return replace(toy(steps), data=replace(toy(steps).data, **of_data))
 
 
-def wider(key: Any) -> Any:
+def double_init(key: Any) -> Any:
     return jax.tree.map(lambda array: 2 * array, SHARDED.init(key))
 
 
-def louder(params: Any, batch: Any, key: Any) -> Any:
+def double_loss(params: Any, batch: Any, key: Any) -> Any:
     value, metrics = SHARDED.loss(params, batch, key)
     return 2 * value, metrics
 
 
 @pytest.fixture(scope="module")
 def six_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the toy that was ended after six steps."""
+    """Return the folder of a run of the toy that ended after six steps."""
     folder = tmp_path_factory.mktemp("six")
     fit(toy(6), checkpoint=folder)
     return folder
@@ -73,11 +73,11 @@ FEWER_ROWS = {name: column[:100] for name, column in ROWS.items()}
             "the optimizer computes something else",
         ),
         (
-            lambda: toy(8, model=replace(SHARDED, loss=louder)),
+            lambda: toy(8, model=replace(SHARDED, loss=double_loss)),
             "the model's loss computes something",
         ),
         (
-            lambda: toy(8, model=replace(SHARDED, init=wider)),
+            lambda: toy(8, model=replace(SHARDED, init=double_init)),
             "the model's parameters are initialized differently",
         ),
     ],
@@ -90,7 +90,7 @@ def test_a_breaking_change_is_described(change: Callable[[], Recipe], message: s
 
 
 def origin(recipe: Recipe) -> dict[str, Any]:
-    """Where the checkpoints of a run would come from, without running it."""
+    """Return the record of a run's origin without running it."""
     mesh = make_mesh(recipe.mesh)
     with jax.set_mesh(mesh):
         state = abstract_state(recipe, mesh)
@@ -114,64 +114,67 @@ def test_a_changed_recipe_is_refused_and_changes_no_file(six_steps: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in six_steps.glob("[0-9]*/*")} == before
 
 
-def little_mlp(**sizes: Any) -> Recipe:
+def small_mlp(**sizes: Any) -> Recipe:
     columns = {"image": np.zeros((8, 4), np.float32), "label": np.zeros(8, np.int32)}
     model = MLP(input_dim=4, num_classes=2, **{"hidden_sizes": (8,), **sizes})
     return replace(toy(8, mesh=4), model=model, data=data.arrays(columns, batch=8))
 
 
 def test_models_are_compared_by_their_sizes_but_not_their_layout() -> None:
-    before = origin(little_mlp())
-    (wider,) = find_changes(before, origin(little_mlp(hidden_sizes=(16,))))
-    assert wider.text == "model hidden_sizes (8,) → (16,)"
-    assert wider.breaking
-    (elsewhere,) = find_changes(before, origin(little_mlp(layout="fsdp")))
-    assert elsewhere.text == "model layout data → fsdp"
-    assert not elsewhere.breaking
+    before = origin(small_mlp())
+    (size_change,) = find_changes(before, origin(small_mlp(hidden_sizes=(16,))))
+    assert size_change.text == "model hidden_sizes (8,) → (16,)"
+    assert size_change.breaking
+    (layout_change,) = find_changes(before, origin(small_mlp(layout="fsdp")))
+    assert layout_change.text == "model layout data → fsdp"
+    assert not layout_change.breaking
 
 
 def test_a_new_option_of_a_model_is_no_change_until_it_is_used() -> None:
-    now, before = origin(little_mlp()), origin(little_mlp())
-    # As a version wrote it that knew neither the option nor what options are by default.
+    after, before = origin(small_mlp()), origin(small_mlp())
+    # Remove the fields that an older version without the option and its default did not write.
     del before["model"]["sizes"]["compute_dtype"], before["model"]["defaults"]
-    assert find_changes(before, now) == ()
-    assert find_changes(now, before) == (), "nor where that version goes on"
-    now["model"]["sizes"]["compute_dtype"] = "bfloat16"
-    (used,) = find_changes(before, now)
-    assert (used.text, used.breaking) == ("model compute_dtype float32 → bfloat16", True)
+    assert find_changes(before, after) == ()
+    assert find_changes(after, before) == (), "the older version can also resume"
+    after["model"]["sizes"]["compute_dtype"] = "bfloat16"
+    (option_change,) = find_changes(before, after)
+    assert (option_change.text, option_change.breaking) == (
+        "model compute_dtype float32 → bfloat16",
+        True,
+    )
 
 
 def test_pretrained_parameters_are_resumed() -> None:
     weights = jax.tree.map(np.asarray, SHARDED.init(jax.random.key(0)))
-    others = jax.tree.map(lambda array: array + 1, weights)
+    shifted_weights = jax.tree.map(lambda array: array + 1, weights)
     before = origin(toy(8, model=replace(SHARDED, init=lambda _: weights)))
-    after = origin(toy(8, model=replace(SHARDED, init=lambda _: others)))
+    after = origin(toy(8, model=replace(SHARDED, init=lambda _: shifted_weights)))
     assert find_changes(before, after) == ()
 
 
 def test_a_checkpoint_without_a_record_of_the_initialization_is_resumed() -> None:
-    before, now = origin(toy(8)), origin(toy(8))
+    before, after = origin(toy(8)), origin(toy(8))
     del before["model"]["init"]
-    assert find_changes(before, now) == ()
+    assert find_changes(before, after) == ()
 
 
 def test_the_same_recipe_resumes_on_other_chips() -> None:
-    now = origin(toy(8))
-    # A model may be traced otherwise for other chips, and is no other for that.
-    model = {**now["model"], "loss": "as traced for a TPU"}
-    before = {**now, "devices": "TPU v4", "hosts": 2, "model": model}
-    texts = [change.text for change in find_changes(before, now) if not change.breaking]
+    after = origin(toy(8))
+    # The model's trace may differ on other chips. It is still the same model.
+    model = {**after["model"], "loss": "as traced for a TPU"}
+    before = {**after, "devices": "TPU v4", "hosts": 2, "model": model}
+    texts = [change.text for change in find_changes(before, after) if not change.breaking]
     assert texts == [
-        f"devices TPU v4 → {now['devices']}, so losses agree to rounding",
+        f"devices TPU v4 → {after['devices']}, so losses agree to rounding",
         "hosts 2 → 1, so losses agree to rounding",
     ]
-    assert not any(change.breaking for change in find_changes(before, now))
+    assert not any(change.breaking for change in find_changes(before, after))
 
 
 def test_across_versions_of_jax_programs_are_not_compared() -> None:
-    before, now = origin(toy(8)), origin(replace(toy(8), optimizer=optax.adam(0.01)))
+    before, after = origin(toy(8)), origin(replace(toy(8), optimizer=optax.adam(0.01)))
     old = {**before, "versions": {**before["versions"], "jax": "0.9.0"}}
-    changes = find_changes(old, now)
+    changes = find_changes(old, after)
     assert not any(change.breaking for change in changes)
     assert "the optimizer, which cannot be compared across versions" in [c.text for c in changes]
     assert any(change.text.startswith("jax 0.9.0 → ") for change in changes)
@@ -190,9 +193,9 @@ def test_a_harmless_change_is_logged_and_not_refused(
     assert "since that checkpoint" not in capsys.readouterr().out
 
 
-def taken_by(recipe: Recipe, folder: Path, **how: Any) -> list[int]:
-    """The sum of the numbers of the records in each batch that the run has taken so far."""
-    fit(recipe, checkpoint=folder, **how)
+def batch_sums(recipe: Recipe, folder: Path, **options: Any) -> list[int]:
+    """Return the sum of the record numbers in each batch of the run so far."""
+    fit(recipe, checkpoint=folder, **options)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [int(json.loads(line)["numbers"]) for line in lines]
 
@@ -200,18 +203,18 @@ def taken_by(recipe: Recipe, folder: Path, **how: Any) -> list[int]:
 def test_with_another_batch_size_no_record_is_skipped_or_used_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ordered = {"shuffle": False}
-    taken_by(with_data(3, **ordered), tmp_path)
+    in_order = {"shuffle": False}
+    batch_sums(with_data(3, **in_order), tmp_path)
     capsys.readouterr()
-    sums = taken_by(with_data(7, batch=8, **ordered), tmp_path, allow_changes=True)
+    sums = batch_sums(with_data(7, batch=8, **in_order), tmp_path, allow_changes=True)
     assert "the recipe changes here, as allowed: batch 16 → 8" in capsys.readouterr().out
     starts = [(0, 16), (16, 16), (32, 16), (48, 8), (56, 8), (64, 8), (72, 8)]
     assert sums == [sum(range(start, start + size)) for start, size in starts]
-    # A batch that does not begin at a multiple of its size; and the change has become the recipe.
-    sums = taken_by(with_data(9, batch=32, **ordered), tmp_path, allow_changes=True)
+    # The first batch starts off a multiple of its size, and the change is now part of the recipe.
+    sums = batch_sums(with_data(9, batch=32, **in_order), tmp_path, allow_changes=True)
     assert sums[7:] == [sum(range(80, 112)), sum(range(112, 144))]
     capsys.readouterr()
-    fit(with_data(9, batch=32, **ordered), checkpoint=tmp_path)
+    fit(with_data(9, batch=32, **in_order), checkpoint=tmp_path)
     assert "the recipe changes" not in capsys.readouterr().out
 
 
@@ -219,7 +222,7 @@ def test_a_run_resumes_from_a_checkpoint_of_version_0_1_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = fit(toy(5), checkpoint=None)
-    # As version 0.1 wrote them: the position counted in batches, and no mark beside.
+    # Version 0.1 wrote the position as a number of batches, and no mark.
     monkeypatch.setattr(checkpoint, "RECORDS", checkpoint.OLD_POSITION)
     monkeypatch.setattr(checkpoint, "_to_words", lambda array: np.asarray(array // 16, np.int32))
     fit(toy(3), checkpoint=tmp_path)
@@ -277,9 +280,9 @@ def test_records_that_are_not_reproducible_have_no_hash() -> None:
             return {"x": rng.normal(size=len(numbers))}
 
     assert hash_records(Data(Augmented(), batch=1)) is None
-    steady = hash_records(data.arrays(ROWS, batch=16))
-    assert steady == hash_records(data.arrays(ROWS, batch=8, shuffle=False))
-    assert steady != hash_records(data.arrays(OTHER_ROWS, batch=16))
+    record_hash = hash_records(data.arrays(ROWS, batch=16))
+    assert record_hash == hash_records(data.arrays(ROWS, batch=8, shuffle=False))
+    assert record_hash != hash_records(data.arrays(OTHER_ROWS, batch=16))
 
 
 def test_a_schedule_of_another_length_is_a_breaking_change() -> None:

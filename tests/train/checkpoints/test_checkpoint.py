@@ -22,14 +22,14 @@ from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, steps_to_k
 from drumline.train.checkpoints.files import COMMITTED
 from drumline.train.mesh import make_mesh
 from drumline.train.state import State
-from tests.train.checkpoints.dying_writer import saved, state_of, write
+from tests.train.checkpoints.dying_writer import state_of, state_on_devices, write
 from tests.train.checkpoints.fences import fence_of
 from tests.train.toy import SHARDED, toy
 
 
 @dataclass
 class Restoring:
-    """A run that starts now: the checkpoint it restores, and its messages."""
+    """A starting run with the checkpoint that it restores and its messages."""
 
     folder: Path
     messages: list[str] = field(default_factory=list)
@@ -37,11 +37,12 @@ class Restoring:
     def step(self) -> int:
         """Restore a checkpoint, compare every bit with the saved state, and return its step."""
         mesh = make_mesh({"data": 1})
-        like: State = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), saved(0).state
+        abstract_state: State = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+            state_on_devices(0).state,
         )
         checkpoints = Checkpoints(str(self.folder), set, self.messages.append, fence_of())
-        restored = checkpoints.restore(like, mesh)
+        restored = checkpoints.restore(abstract_state, mesh)
         assert isinstance(restored, Saved)
         step = int(restored.state.step)
         arrays, position = state_of(step)
@@ -52,13 +53,13 @@ class Restoring:
         return step
 
 
-# Of a read that fails, tensorstore may report the rest to an event loop that is gone by then.
+# After a failed read, tensorstore may report errors to an event loop that no longer exists.
 damaging = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the checkpoints of steps 1 and 2."""
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the checkpoints of steps 1 and 2."""
     folder = tmp_path_factory.mktemp("two")
     for step in (1, 2):
         write(str(folder), step)
@@ -67,12 +68,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 def test_a_process_killed_at_a_random_byte_of_a_write_loses_no_checkpoint(
-    two: Path, tmp_path: Path
+    two_checkpoints: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(two / "1", tmp_path / "1")
+    shutil.copytree(two_checkpoints / "1", tmp_path / "1")
     rng = random.Random(20)
-    largest = max(file.stat().st_size for file in (two / "2").rglob("*"))
-    # Half anywhere in the arrays, half where the small files are that say what belongs to what.
+    largest = max(file.stat().st_size for file in (two_checkpoints / "2").rglob("*"))
+    # Half of the limits are anywhere in the arrays, the other half within the small metadata files.
     limits = [rng.randrange(largest) for _ in range(10)]
     limits += [rng.randrange(800) for _ in range(10)]
     writer = subprocess.Popen(
@@ -94,20 +95,26 @@ def test_a_process_killed_at_a_random_byte_of_a_write_loses_no_checkpoint(
             assert restoring.messages == []
             shutil.rmtree(tmp_path / "2", ignore_errors=True)
             assert {path.name for path in tmp_path.iterdir()} == {"1", "drumline"}
-            left = {path.name for path in (tmp_path / "drumline").iterdir()}
-            assert left <= ({"2.json"} if ending == 0 else set()), left
+            remaining = {path.name for path in (tmp_path / "drumline").iterdir()}
+            assert remaining <= ({"2.json"} if ending == 0 else set()), remaining
         assert killed == len(limits)
         writer.stdin.close()
 
 
 @damaging
-def test_a_damaged_checkpoint_is_never_restored_wrongly(two: Path, tmp_path: Path) -> None:
-    files = [file.relative_to(two) for file in sorted((two / "2").rglob("*")) if file.is_file()]
-    fell_back = {}
+def test_a_damaged_checkpoint_is_never_restored_wrongly(
+    two_checkpoints: Path, tmp_path: Path
+) -> None:
+    files = [
+        file.relative_to(two_checkpoints)
+        for file in sorted((two_checkpoints / "2").rglob("*"))
+        if file.is_file()
+    ]
+    fallbacks = {}
     for file in files:
         for damage in ("flip", "truncate", "remove"):
             folder = tmp_path / f"{file.name}-{damage}"
-            shutil.copytree(two, folder)
+            shutil.copytree(two_checkpoints, folder)
             _damage(folder / file, damage)
             restoring = Restoring(folder)
             step = restoring.step()
@@ -119,21 +126,21 @@ def test_a_damaged_checkpoint_is_never_restored_wrongly(two: Path, tmp_path: Pat
                 )
                 assert restoring.messages[0].endswith("; trying the previous checkpoint")
                 assert "\n" not in restoring.messages[0]
-            fell_back[file, damage] = step == 1
+            fallbacks[file, damage] = step == 1
             shutil.rmtree(folder)
-    arrays = max(files, key=lambda file: (two / file).stat().st_size)
-    assert fell_back[arrays, "flip"]
-    assert fell_back[arrays, "truncate"]
-    assert fell_back[arrays, "remove"]
+    arrays = max(files, key=lambda file: (two_checkpoints / file).stat().st_size)
+    assert fallbacks[arrays, "flip"]
+    assert fallbacks[arrays, "truncate"]
+    assert fallbacks[arrays, "remove"]
     assert len(files) >= 8
 
 
-def _damage(file: Path, how: str) -> None:
+def _damage(file: Path, damage: str) -> None:
     content = bytearray(file.read_bytes())
-    if how == "remove":
+    if damage == "remove":
         file.unlink()
         return
-    if how == "flip":
+    if damage == "flip":
         content[len(content) // 2] ^= 0x10
     else:
         del content[len(content) // 2 :]
@@ -141,13 +148,17 @@ def _damage(file: Path, how: str) -> None:
 
 
 @damaging
-def test_a_flipped_bit_in_the_checksums_is_detected_or_harmless(two: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_checksums_is_detected_or_harmless(
+    two_checkpoints: Path, tmp_path: Path
+) -> None:
     rng = random.Random(3)
-    small = [f for f in (two / "2").rglob("d/*") if f.is_file() and f.stat().st_size < 1000]
-    for turn in range(12):
-        folder = tmp_path / str(turn)
-        shutil.copytree(two, folder)
-        file = folder / rng.choice(small).relative_to(two)
+    metadata_files = [
+        f for f in (two_checkpoints / "2").rglob("d/*") if f.is_file() and f.stat().st_size < 1000
+    ]
+    for attempt in range(12):
+        folder = tmp_path / str(attempt)
+        shutil.copytree(two_checkpoints, folder)
+        file = folder / rng.choice(metadata_files).relative_to(two_checkpoints)
         content = bytearray(file.read_bytes())
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         file.write_bytes(content)
@@ -157,10 +168,10 @@ def test_a_flipped_bit_in_the_checksums_is_detected_or_harmless(two: Path, tmp_p
 
 @damaging
 def test_a_run_without_a_usable_checkpoint_does_not_start_from_scratch(
-    two: Path, tmp_path: Path
+    two_checkpoints: Path, tmp_path: Path
 ) -> None:
     for step in ("1", "2"):
-        shutil.copytree(two / step, tmp_path / step)
+        shutil.copytree(two_checkpoints / step, tmp_path / step)
         for file in (tmp_path / step).rglob("d/*"):
             file.write_bytes(b"")
     with pytest.raises(
@@ -171,7 +182,7 @@ def test_a_run_without_a_usable_checkpoint_does_not_start_from_scratch(
 
 def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: Path) -> None:
     fit(toy(2), checkpoint=tmp_path)
-    model = replace(SHARDED, init=_wider)
+    model = replace(SHARDED, init=_wider_init)
     with pytest.raises(UserError) as raised:
         fit(toy(4, model=model), checkpoint=tmp_path)
     assert "checkpoint 2 does not fit the recipe (" in str(raised.value)
@@ -179,12 +190,12 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: 
     assert (tmp_path / "2").exists()
 
 
-def _wider(key: jax.Array) -> dict[str, jax.Array]:
+def _wider_init(key: jax.Array) -> dict[str, jax.Array]:
     return {"body": jax.random.normal(key, (16, 24)), "head": jax.numpy.ones(24)}
 
 
 @pytest.mark.parametrize(
-    ("steps", "last", "every", "stay"),
+    ("steps", "last", "keep_every", "kept"),
     [
         (range(10, 70, 10), 2, None, {50, 60}),
         (range(10, 70, 10), 2, 30, {30, 50, 60}),
@@ -193,8 +204,10 @@ def _wider(key: jax.Array) -> dict[str, jax.Array]:
         ([], 3, 5, set()),
     ],
 )
-def test_steps_to_keep(steps: Iterable[int], last: int, every: int | None, stay: set[int]) -> None:
-    assert steps_to_keep(steps, last, every) == stay
+def test_steps_to_keep(
+    steps: Iterable[int], last: int, keep_every: int | None, kept: set[int]
+) -> None:
+    assert steps_to_keep(steps, last, keep_every) == kept
 
 
 def test_a_run_keeps_the_last_checkpoints_and_those_at_multiples(tmp_path: Path) -> None:
@@ -245,7 +258,7 @@ def test_other_files_in_the_folder_are_never_removed(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "photo.txt").write_text("mine")
     (tmp_path / "2025").write_text("a file with a number for a name")
-    # Of parameters that every device has, a checkpoint is checked, and the one before may go.
+    # A checkpoint of replicated parameters is verified, so the previous one may be removed.
     copies = Functions(SHARDED.init, SHARDED.loss)
     fit(toy(4, model=copies, save_every=2, keep_last=1), checkpoint=tmp_path)
     fit(toy(6, model=copies, save_every=2, keep_last=1), checkpoint=tmp_path)
@@ -285,6 +298,6 @@ def test_checkpoints_of_another_program_are_never_removed(tmp_path: Path) -> Non
     shutil.copytree(tmp_path / "other" / "2", tmp_path / "run" / "1")
     checkpoints = Checkpoints(str(tmp_path / "run"), lambda steps: {max(steps)}, print, fence_of())
     for step in (3, 4):
-        checkpoints.save(step, saved(step), make_mesh({"data": 1}))
+        checkpoints.save(step, state_on_devices(step), make_mesh({"data": 1}))
     checkpoints.close()
     assert {p.name for p in (tmp_path / "run").iterdir() if p.name.isdigit()} == {"1", "4"}

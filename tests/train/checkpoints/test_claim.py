@@ -36,7 +36,7 @@ os.waitpid(reader, 0)
 
 
 @pytest.fixture(autouse=True)
-def _of_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_job_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "DRUMLINE_OWNER",
         "DRUMLINE_JOB_ID",
@@ -48,7 +48,7 @@ def _of_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def newest(folder: Path) -> int:
-    """The step of the newest checkpoint."""
+    """Return the step of the newest checkpoint."""
     return max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
@@ -58,9 +58,9 @@ def test_a_second_training_is_refused_until_the_first_is_killed(
     first = start(tmp_path, compiled, "--set", "pause=0.02", "--set", "steps=100000")
     try:
         wait_for_step(first, tmp_path, 12)
-        with pytest.raises(UserError) as refusal:
+        with pytest.raises(UserError) as error_info:
             fit(toy(20), checkpoint=tmp_path)
-        assert str(refusal.value) == (
+        assert str(error_info.value) == (
             f"checkpoint: process {first.pid} on {os.uname().nodename} is training into "
             f"{tmp_path}, and a second training would destroy its work; wait for it, stop it, or "
             "name another folder"
@@ -92,8 +92,8 @@ def test_a_child_that_outlives_a_killed_training_does_not_hold_the_folder(tmp_pa
         claim.claim(str(tmp_path)).release()
 
 
-def attempt(monkeypatch: pytest.MonkeyPatch, owner: str, job: str, fence: int) -> None:
-    """Be an attempt of a job from now on."""
+def set_attempt(monkeypatch: pytest.MonkeyPatch, owner: str, job: str, fence: int) -> None:
+    """Set the environment of an attempt of a job."""
     monkeypatch.setenv("DRUMLINE_OWNER", owner)
     monkeypatch.setenv("DRUMLINE_JOB_ID", job)
     monkeypatch.setenv("DRUMLINE_ATTEMPT", str(fence))
@@ -104,23 +104,23 @@ def test_a_later_attempt_of_a_job_takes_over_from_an_unreachable_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim, "LOCK_TIMEOUT", 0.0)
-    attempt(monkeypatch, "aaaa", "000001", 1)
+    set_attempt(monkeypatch, "aaaa", "000001", 1)
     first = claim.claim(str(tmp_path))
     with pytest.raises(UserError, match="is training into"):
         claim.claim(str(tmp_path))
     output: list[str] = []
-    attempt(monkeypatch, "aaaa", "000001", 2)
+    set_attempt(monkeypatch, "aaaa", "000001", 2)
     claim.claim(str(tmp_path), output.append).release()
     assert output[0].startswith(f"taking over {tmp_path} from process {os.getpid()} on ")
     with pytest.raises(FencedOff, match=r"attempt 2 of job 000001 .* has taken over"):
         first.check()
-    attempt(monkeypatch, "bbbb", "000001", 3)
+    set_attempt(monkeypatch, "bbbb", "000001", 3)
     with pytest.raises(UserError, match="is training into"):
         claim.claim(str(tmp_path))
     first.release()
     with pytest.raises(UserError, match="of job 000001 of another home"):
         claim.claim(str(tmp_path))
-    attempt(monkeypatch, "aaaa", "000001", 1)
+    set_attempt(monkeypatch, "aaaa", "000001", 1)
     with pytest.raises(
         UserError, match=r"a later attempt has claimed it \(attempt 2 of job 000001"
     ):
@@ -130,11 +130,11 @@ def test_a_later_attempt_of_a_job_takes_over_from_an_unreachable_earlier_one(
 def test_a_folder_that_version_0_1_used_can_be_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has a lock and marks, and no claims."""
+    """The folder has a lock and marks, but no claims."""
     fit(toy(4), checkpoint=tmp_path)
     shutil.rmtree(tmp_path / "drumline" / "claims")
     (tmp_path / "drumline" / "lock").write_text('{"process": 7, "job": "000001", "attempt": "1"}')
-    attempt(monkeypatch, "aaaa", "000001", 2)
+    set_attempt(monkeypatch, "aaaa", "000001", 2)
     assert fit(toy(8), checkpoint=tmp_path).step == 8
     assert json.loads((tmp_path / "attempts.json").read_text())["seconds"].keys() >= {"4", "8"}
 
@@ -142,56 +142,56 @@ def test_a_folder_that_version_0_1_used_can_be_claimed(
 def test_the_claim_of_a_killed_attempt_ends_on_its_own_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as in_a_job:
-        attempt(in_a_job, "aaaa", "000001", 1)
-        killed = claim.claim(str(tmp_path))
-    assert killed.lock is not None
-    os.close(killed.lock)  # what the kernel does then
-    claim._locked.discard(killed.lock)
+    with monkeypatch.context() as job_environment:
+        set_attempt(job_environment, "aaaa", "000001", 1)
+        killed_claim = claim.claim(str(tmp_path))
+    assert killed_claim.lock is not None
+    os.close(killed_claim.lock)  # as the kernel does after a kill
+    claim._locked.discard(killed_claim.lock)
     claim.claim(str(tmp_path)).release()
 
 
 def test_the_claim_of_an_attempt_on_another_machine_is_refused_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as in_a_job:
-        in_a_job.setattr(socket, "gethostname", lambda: "host-far-away")
-        attempt(in_a_job, "aaaa", "000001", 1)
-        killed = claim.claim(str(tmp_path))
-    assert killed.lock is not None
-    claim._unlock(killed.lock)
+    with monkeypatch.context() as job_environment:
+        job_environment.setattr(socket, "gethostname", lambda: "host-far-away")
+        set_attempt(job_environment, "aaaa", "000001", 1)
+        killed_claim = claim.claim(str(tmp_path))
+    assert killed_claim.lock is not None
+    claim._unlock(killed_claim.lock)
     with pytest.raises(UserError, match=f"remove {tmp_path}/drumline/claims$"):
         claim.claim(str(tmp_path))
     shutil.rmtree(tmp_path / "drumline" / "claims")
     claim.claim(str(tmp_path)).release()
     with pytest.raises(FencedOff):
-        killed.check()
+        killed_claim.check()
 
 
 def test_a_lock_that_a_machine_left_on_a_file_server_can_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(socket, "gethostname", lambda: "host-of-old")
-        left = claim.claim(str(tmp_path))
+    with monkeypatch.context() as other_machine:
+        other_machine.setattr(socket, "gethostname", lambda: "host-of-old")
+        remote_claim = claim.claim(str(tmp_path))
     lock = tmp_path / "drumline" / "lock"
     with pytest.raises(UserError, match=f"if that machine is gone, remove {lock}$"):
         claim.claim(str(tmp_path))
     lock.unlink()
     claim.claim(str(tmp_path)).release()
-    left.release()
+    remote_claim.release()
 
 
 def test_two_jobs_whose_programs_name_one_folder_do_not_take_it_from_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt(monkeypatch, "aaaa", "000001", 1)
+    set_attempt(monkeypatch, "aaaa", "000001", 1)
     first = claim.claim(str(tmp_path))
-    attempt(monkeypatch, "aaaa", "000002", 2)
+    set_attempt(monkeypatch, "aaaa", "000002", 2)
     with pytest.raises(UserError, match="is training into"):
         claim.claim(str(tmp_path))
     first.check()
-    # A job that was made with `create --from` has the folder assigned.
+    # A job created with `create --from` has the folder assigned.
     monkeypatch.setattr(claim, "LOCK_TIMEOUT", 0.0)
     monkeypatch.setenv("DRUMLINE_CHECKPOINT", str(tmp_path))
     claim.claim(str(tmp_path)).release()
@@ -205,8 +205,8 @@ def test_a_file_system_without_locks_does_not_prove_that_a_job_has_ended(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    with monkeypatch.context() as in_a_job:
-        attempt(in_a_job, "aaaa", "000001", 1)
+    with monkeypatch.context() as job_environment:
+        set_attempt(job_environment, "aaaa", "000001", 1)
         claim.claim(str(tmp_path))
     with pytest.raises(UserError, match="it is claimed by attempt 1 of job 000001"):
         claim.claim(str(tmp_path))
@@ -216,7 +216,7 @@ def test_a_run_that_is_refused_for_its_recipe_does_not_take_the_folder(tmp_path:
     fit(toy(4), checkpoint=tmp_path)
     holder = claim.claim(str(tmp_path))
     assert holder.lock is not None
-    claim._unlock(holder.lock)  # as in a bucket, where nothing but the fence protects it
+    claim._unlock(holder.lock)  # as in a bucket, with the fence as the only protection
     with pytest.raises(UserError, match="comes from another recipe"):
         fit(replace(toy(8), optimizer=optax.adam(0.5)), checkpoint=tmp_path)
     holder.check()

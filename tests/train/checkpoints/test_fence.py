@@ -1,4 +1,4 @@
-"""The fence: one writer at a time, and a late one stops without touching the files of the other."""
+"""The fence allows one writer at a time, and a late writer stops without touching others' files."""
 
 import random
 import threading
@@ -39,7 +39,7 @@ def records(request: pytest.FixtureRequest, tmp_path: Path) -> ClaimRecords:
             return BucketRecords(request.getfixturevalue("bucket") + "/team/run")
 
 
-def claimed(records: ClaimRecords, writer: Writer, complete: tuple[str, ...] = ()) -> Fence:
+def claim_with(records: ClaimRecords, writer: Writer, complete: tuple[str, ...] = ()) -> Fence:
     return claim_folder("run", records, writer, is_complete=lambda name: name in complete)
 
 
@@ -71,51 +71,51 @@ def test_who_may_claim_a_folder(
 def test_a_replaced_writer_is_stopped_at_its_next_announcement(
     records: ClaimRecords,
 ) -> None:
-    old = claimed(records, JOB)
-    old.begin_write("10")
-    old.begin_removal([])
-    new = claimed(records, replace(JOB, id="b", attempt=2, fence=8))
-    lost = r"attempt 2 of job 000001 .* has taken over run"
-    with pytest.raises(FencedOff, match=lost):
-        old.begin_write("20")
-    with pytest.raises(FencedOff, match=lost):
-        old.begin_removal(["10"])
-    with pytest.raises(FencedOff, match=lost):
-        old.check()
-    old.release()
-    new.begin_write("20")
-    new.check()
+    replaced_fence = claim_with(records, JOB)
+    replaced_fence.begin_write("10")
+    replaced_fence.begin_removal([])
+    current_fence = claim_with(records, replace(JOB, id="b", attempt=2, fence=8))
+    takeover_message = r"attempt 2 of job 000001 .* has taken over run"
+    with pytest.raises(FencedOff, match=takeover_message):
+        replaced_fence.begin_write("20")
+    with pytest.raises(FencedOff, match=takeover_message):
+        replaced_fence.begin_removal(["10"])
+    with pytest.raises(FencedOff, match=takeover_message):
+        replaced_fence.check()
+    replaced_fence.release()
+    current_fence.begin_write("20")
+    current_fence.check()
 
 
-def test_names_that_were_being_written_or_removed_are_never_used_again(
+def test_names_of_unfinished_writes_and_removals_are_never_reused(
     records: ClaimRecords,
 ) -> None:
-    old = claimed(records, JOB)
-    old.begin_removal(["10"])
-    old.begin_write("30", removing=["5"])
-    new = claimed(records, replace(JOB, id="b", fence=8))
-    assert set(new.abandoned) == {"30", "5"}
-    new.begin_removal(["20"])
-    third = claimed(records, replace(JOB, id="c", fence=9))
-    assert set(third.abandoned) == {"30", "5", "20"}
-    assert old.may_remove_own("30")
-    assert not old.may_remove_own("40")
+    replaced_fence = claim_with(records, JOB)
+    replaced_fence.begin_removal(["10"])
+    replaced_fence.begin_write("30", removing=["5"])
+    current_fence = claim_with(records, replace(JOB, id="b", fence=8))
+    assert set(current_fence.abandoned) == {"30", "5"}
+    current_fence.begin_removal(["20"])
+    third_fence = claim_with(records, replace(JOB, id="c", fence=9))
+    assert set(third_fence.abandoned) == {"30", "5", "20"}
+    assert replaced_fence.may_remove_own("30")
+    assert not replaced_fence.may_remove_own("40")
 
 
 def test_a_complete_checkpoint_stays_after_a_takeover(records: ClaimRecords) -> None:
-    old = claimed(records, JOB)
-    old.begin_write("30")
-    new = claimed(records, replace(JOB, id="b", fence=8), complete=("30",))
-    assert new.abandoned == ()
-    assert not old.may_remove_own("30")
+    replaced_fence = claim_with(records, JOB)
+    replaced_fence.begin_write("30")
+    current_fence = claim_with(records, replace(JOB, id="b", fence=8), complete=("30",))
+    assert current_fence.abandoned == ()
+    assert not replaced_fence.may_remove_own("30")
 
 
 def test_a_late_start_of_an_old_attempt_is_refused(records: ClaimRecords) -> None:
-    claimed(records, JOB).release()
+    claim_with(records, JOB).release()
     with pytest.raises(
         UserError, match=r"a later attempt has claimed it .* remove run/drumline/cl"
     ):
-        claimed(records, replace(JOB, id="late", fence=6))
+        claim_with(records, replace(JOB, id="late", fence=6))
     claim = newest(records)
     assert claim is not None
     assert claim.writer == JOB
@@ -123,52 +123,52 @@ def test_a_late_start_of_an_old_attempt_is_refused(records: ClaimRecords) -> Non
 
 def test_removing_the_claims_by_hand_stops_their_holder(tmp_path: Path) -> None:
     records = DiskRecords(str(tmp_path))
-    old = claimed(records, JOB)
+    replaced_fence = claim_with(records, JOB)
     for _ in range(5):
-        old.begin_write("10")
+        replaced_fence.begin_write("10")
     for number in records.numbers():
         records.remove(number)
-    new = claimed(records, replace(JOB, id="b", owner="bbbb"))
+    current_fence = claim_with(records, replace(JOB, id="b", owner="bbbb"))
     with pytest.raises(FencedOff):
-        old.begin_write("20")
-    new.begin_write("20")
+        replaced_fence.begin_write("20")
+    current_fence.begin_write("20")
 
 
-def test_a_number_that_the_holder_has_used_and_removed_is_no_claim(tmp_path: Path) -> None:
-    """The holder goes on between the look at its claim and the creation of the next one."""
+def test_a_number_used_and_removed_by_the_holder_is_not_a_claim(tmp_path: Path) -> None:
+    """The holder renews its claim between the read of its claim and the creation of the next."""
     records = DiskRecords(str(tmp_path))
-    old = claimed(records, JOB)
-    real = records.create
+    replaced_fence = claim_with(records, JOB)
+    original_create = records.create
 
     def create(number: int, record: dict[str, Any]) -> bool:
-        records.create = real  # type: ignore[method-assign]
+        records.create = original_create  # type: ignore[method-assign]
         for step in ("1", "2", "3"):
-            old.begin_write(step)
-        return real(number, record)
+            replaced_fence.begin_write(step)
+        return original_create(number, record)
 
     records.create = create  # type: ignore[method-assign]
-    new = claimed(records, replace(JOB, id="b", fence=8))
-    new.check()
-    assert new.number == max(records.numbers()) == 5
+    current_fence = claim_with(records, replace(JOB, id="b", fence=8))
+    current_fence.check()
+    assert current_fence.number == max(records.numbers()) == 5
     with pytest.raises(FencedOff):
-        old.begin_write("4")
+        replaced_fence.begin_write("4")
 
 
-def test_claims_of_the_same_number_after_a_removal_are_told_apart(tmp_path: Path) -> None:
+def test_claims_with_the_same_number_after_a_removal_are_different(tmp_path: Path) -> None:
     records = DiskRecords(str(tmp_path))
-    old = claimed(records, JOB)
-    old.begin_write("10")
+    replaced_fence = claim_with(records, JOB)
+    replaced_fence.begin_write("10")
     for number in records.numbers():
         records.remove(number)
-    claimed(records, BY_HAND).begin_write("20")
+    claim_with(records, BY_HAND).begin_write("20")
     with pytest.raises(FencedOff):
-        old.begin_write("30")
+        replaced_fence.begin_write("30")
 
 
 def test_the_chain_stays_short_and_its_numbers_grow(records: ClaimRecords) -> None:
     fences = []
     for fence in range(1, 6):
-        fences.append(claimed(records, replace(JOB, id=str(fence), fence=fence)))
+        fences.append(claim_with(records, replace(JOB, id=str(fence), fence=fence)))
         for step in range(10):
             fences[-1].begin_write(str(step))
             fences[-1].begin_removal([])
@@ -177,10 +177,10 @@ def test_the_chain_stays_short_and_its_numbers_grow(records: ClaimRecords) -> No
     assert len(records.numbers()) == 6
 
 
-def test_a_claim_whose_answer_was_lost_is_held(bucket: str) -> None:
-    """The client repeats a call that was not answered, and the object is there by then."""
+def test_a_claim_with_a_lost_response_is_valid(bucket: str) -> None:
+    """The client repeats a call without a response, and the object already exists."""
     records = BucketRecords(bucket)
-    fence = claimed(records, JOB)
+    fence = claim_with(records, JOB)
     record = records.read(fence.number)
     assert record is not None
     assert records.create(fence.number, record)
@@ -190,24 +190,24 @@ def test_a_claim_whose_answer_was_lost_is_held(bucket: str) -> None:
 
 def test_a_missing_bucket_is_an_error_with_the_message_of_the_cloud(bucket: str) -> None:
     with pytest.raises(OSError, match="bucket"):
-        claimed(BucketRecords(f"{bucket}-typo/run"), JOB)
+        claim_with(BucketRecords(f"{bucket}-typo/run"), JOB)
 
 
 def test_an_unreadable_claim_is_an_error_and_not_a_free_folder(tmp_path: Path) -> None:
     records = DiskRecords(str(tmp_path))
-    claimed(records, JOB)
+    claim_with(records, JOB)
     (tmp_path / "drumline" / "claims" / "1.json").write_text("{")
     with pytest.raises(OSError, match="cannot be read"):
-        claimed(records, replace(JOB, id="b", fence=8))
+        claim_with(records, replace(JOB, id="b", fence=8))
 
 
-def test_of_several_writers_that_claim_at_once_one_succeeds(tmp_path: Path) -> None:
+def test_one_of_several_simultaneous_writers_succeeds(tmp_path: Path) -> None:
     started = threading.Barrier(8)
     holders: list[str] = []
 
-    def work(name: str) -> None:
+    def write_checkpoints(name: str) -> None:
         started.wait()
-        fence = claimed(DiskRecords(str(tmp_path)), Writer(name))
+        fence = claim_with(DiskRecords(str(tmp_path)), Writer(name))
         try:
             for step in range(20):
                 fence.begin_write(str(step))
@@ -215,7 +215,7 @@ def test_of_several_writers_that_claim_at_once_one_succeeds(tmp_path: Path) -> N
         except FencedOff:
             pass
 
-    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(8)]
+    threads = [threading.Thread(target=write_checkpoints, args=(str(n),)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -227,24 +227,24 @@ def test_of_several_writers_that_claim_at_once_one_succeeds(tmp_path: Path) -> N
 
 @given(seed=st.integers(0, 2**32))
 def test_no_two_writers_ever_use_one_name(seed: int) -> None:
-    """Writers in any order of their steps, each of which may come any time after the one before."""
-    dice = random.Random(seed)
+    """Run writers with their steps in any order and with any delay between them."""
+    random_source = random.Random(seed)
     records = MemoryRecords()
     complete: set[str] = set()
     writers: list[Model] = []
-    for turn in range(60):
-        if not writers or dice.random() < 0.1:
-            writer = replace(JOB, id=f"w{turn}", fence=len(writers))
+    for step in range(60):
+        if not writers or random_source.random() < 0.1:
+            writer = replace(JOB, id=f"w{step}", fence=len(writers))
             fence = fence_of(writer, records, complete.__contains__)
             writers.append(Model(fence, complete))
-        dice.choice(writers).go_on(dice)
+        random_source.choice(writers).advance(random_source)
     touched = [(name, id(model)) for model in writers for name in model.touched]
     names = {name for name, _ in touched}
-    assert all(len({who for n, who in touched if n == name}) == 1 for name in names)
+    assert all(len({writer_id for n, writer_id in touched if n == name}) == 1 for name in names)
 
 
 class Model:
-    """A program that announces each checkpoint, and writes it some time later."""
+    """A program that announces each checkpoint and writes it some time later."""
 
     def __init__(self, fence: Fence, complete: set[str]) -> None:
         self.fence, self.complete = fence, complete
@@ -253,12 +253,14 @@ class Model:
         self._step = 0
         self._stopped = False
 
-    def go_on(self, dice: random.Random) -> None:
-        """Announce, or write some of it, or finish it. What was announced is written anyway."""
+    def advance(self, random_source: random.Random) -> None:
+        """Announce a checkpoint, write a part of it, or finish it. An announced checkpoint is
+        always written.
+        """
         if self._writing:
             if self._writing not in self.complete:
                 self.touched.add(self._writing)
-            if dice.random() < 0.4:
+            if random_source.random() < 0.4:
                 self._finish()
             return
         if self._stopped:

@@ -21,21 +21,23 @@ def recipe(*, steps: int = 10, log_every: int = 1):
 
 @pytest.fixture
 def run(tmp_path: Path) -> list[str]:
-    """A command that trains into a folder which an earlier run has used."""
+    """Return a command that trains into a folder with a previous run."""
     (tmp_path / "config.py").write_text(CONFIG)
     fit(toy(10, save_every=20), checkpoint=tmp_path / "run")
     return [str(tmp_path / "config.py"), "--checkpoint", str(tmp_path / "run")]
 
 
 @contextmanager
-def no_file_beyond(size: int) -> Iterator[None]:
-    """What the system refuses then is what it refuses on a full disk, but for the number."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+def limit_file_size(size: int) -> Iterator[None]:
+    """Limit the size of files. The system reports this like a full disk, with another error
+    number.
+    """
+    previous_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, previous_limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous_limits)
 
 
 def test_a_full_disk_at_the_start_is_a_user_error(
@@ -46,8 +48,8 @@ def test_a_full_disk_at_the_start_is_a_user_error(
     capsys.readouterr()
     assert main(run) == 2
     output = capsys.readouterr()
-    why = "cannot be used: No space left on device"
-    assert output.err == f"checkpoint: {tmp_path / 'run'} {why}\n"
+    reason = "cannot be used: No space left on device"
+    assert output.err == f"checkpoint: {tmp_path / 'run'} {reason}\n"
     assert not draft.is_symlink()
     assert main(run) == 0
 
@@ -74,17 +76,17 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_message_and_intact_checkpoints
     log_every: int,
     limit: int,
 ) -> None:
-    words = [*run, "--set", "steps=60", "--set", f"log_every={log_every}"]
+    arguments = [*run, "--set", "steps=60", "--set", f"log_every={log_every}"]
     capsys.readouterr()
-    with no_file_beyond(limit):
-        assert main(words) == 1
+    with limit_file_size(limit):
+        assert main(arguments) == 1
     output = capsys.readouterr()
     assert not [record for record in caplog.records if record.exc_info]
     assert output.err == (
         f"checkpoint: {tmp_path / 'run'} can no longer be written: File too large; its "
         "checkpoints are intact: fix the problem and start again to resume from the newest\n"
     )
-    assert main(words) == 0
+    assert main(arguments) == 0
     assert "resuming from step " in (log := capsys.readouterr().out)
     assert "damaged" not in log
     assert f"parameters {fingerprint(fit(toy(60)).state.params)}" in log

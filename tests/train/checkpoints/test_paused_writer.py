@@ -11,7 +11,7 @@ import pytest
 
 from drumline.train import fingerprint, fit
 from drumline.train.checkpoints import claim
-from tests.train.checkpoints.test_claim import attempt
+from tests.train.checkpoints.test_claim import set_attempt
 from tests.train.checkpoints.test_resume import start, wait_for_step
 from tests.train.toy import toy
 
@@ -21,8 +21,8 @@ UNFINISHED = ".orbax-checkpoint-tmp"
 def contents(folder: Path) -> dict[str, str]:
     """Return a checksum of every file below a folder, except unfinished ones.
 
-    A writer that wakes up in the middle of a save may still write to its own unfinished checkpoint,
-    which nobody reads. The next run removes it.
+    A writer that resumes in the middle of a save may still write to its own unfinished checkpoint,
+    which nothing reads. The next run removes it.
     """
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -39,40 +39,42 @@ def pause_and_replace(
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
 ) -> None:
-    """Pause attempt 1 at a random moment, let attempt 2 train to the end, and wake attempt 1."""
+    """Pause attempt 1 at a random moment, let attempt 2 train to the end, and resume attempt 1."""
     monkeypatch.setattr(claim, "LOCK_TIMEOUT", 0.0)
-    dice = random.Random(seed)
-    words = ("--set", "steps=100000", "--set", "pause=0.002", "--checkpoint", checkpoint)
-    first = {"DRUMLINE_JOB_ID": "000001", "DRUMLINE_OWNER": "aaaa", "DRUMLINE_ATTEMPT": "1"}
-    paused = start(scratch, compiled, *words, **first, DRUMLINE_FENCE="1")
+    random_source = random.Random(seed)
+    arguments = ("--set", "steps=100000", "--set", "pause=0.002", "--checkpoint", checkpoint)
+    first_attempt = {"DRUMLINE_JOB_ID": "000001", "DRUMLINE_OWNER": "aaaa", "DRUMLINE_ATTEMPT": "1"}
+    paused = start(scratch, compiled, *arguments, **first_attempt, DRUMLINE_FENCE="1")
     try:
-        wait_for_step(paused, scratch, dice.randrange(11, 30))
-        time.sleep(dice.random() / 20)  # at any moment of a step, or of a save
+        wait_for_step(paused, scratch, random_source.randrange(11, 30))
+        time.sleep(random_source.random() / 20)  # at a random moment of a step or save
         paused.send_signal(signal.SIGSTOP)
-        attempt(monkeypatch, "aaaa", "000001", 2)
-        last = 120
-        result = fit(toy(last), checkpoint=checkpoint)
-        assert result.step == last
-        before = contents(folder)
+        set_attempt(monkeypatch, "aaaa", "000001", 2)
+        last_step = 120
+        result = fit(toy(last_step), checkpoint=checkpoint)
+        assert result.step == last_step
+        contents_before = contents(folder)
         paused.send_signal(signal.SIGCONT)
         output, _ = paused.communicate(timeout=120)
     finally:
         paused.kill()
         paused.wait()
     assert paused.returncode == 1, output
-    # Tensorstore may print what became of a write that was cut short, before and after it.
+    # Tensorstore may print errors about the interrupted write before and after the message.
     (message,) = [line for line in output.splitlines() if line.startswith("checkpoint: ")]
     assert message.startswith("checkpoint: attempt 2 of job 000001 (home aaaa, "), output
     assert f" has taken over {checkpoint}; this program (attempt 1 of " in message
-    assert contents(folder) == before
-    assert fingerprint(fit(toy(last), checkpoint=checkpoint).state) == fingerprint(result.state)
+    assert contents(folder) == contents_before
+    assert fingerprint(fit(toy(last_step), checkpoint=checkpoint).state) == fingerprint(
+        result.state
+    )
     assert not list(folder.glob(f"*{UNFINISHED}*"))
-    assert fingerprint(result.state) == fingerprint(fit(toy(last)).state)
+    assert fingerprint(result.state) == fingerprint(fit(toy(last_step)).state)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4 if os.environ.get("DRUMLINE_EVERY_CASE") else 1))
-def test_on_a_disk(
+def test_a_paused_and_replaced_writer_changes_no_file_on_a_disk(
     tmp_path: Path, compiled: str, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     folder, scratch = tmp_path / "run", tmp_path / "scratch"
@@ -81,13 +83,13 @@ def test_on_a_disk(
 
 
 @pytest.mark.long
-def test_in_a_bucket(
+def test_a_paused_and_replaced_writer_changes_no_file_in_a_bucket(
     bucket: str,
     bucket_folder: Path,
     tmp_path: Path,
     compiled: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Through google-cloud-storage for the claims, and gcsfs and TensorStore for the rest."""
+    """Use google-cloud-storage for the claims, and gcsfs and TensorStore for the rest."""
     folder = bucket_folder / "run"
     pause_and_replace(f"{bucket}/run", folder, tmp_path, compiled, monkeypatch, seed=1)

@@ -23,21 +23,31 @@ CONFIG = Path(__file__).parents[1] / "toy.py"
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """What metrics.jsonl holds; a line that is not whole would not parse."""
+    """Return the lines of metrics.jsonl. An incomplete line would not parse."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
-    """Forty steps on eight devices, from beginning to end."""
+    """Run forty steps on eight devices without interruption."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return fit(toy(40), checkpoint=folder), folder
 
 
-def start(folder: Path, compiled: str, *words: str, **environment: str) -> "subprocess.Popen[str]":
-    """The command line on the same recipe, in a process of its own."""
+def start(
+    folder: Path, compiled: str, *arguments: str, **environment: str
+) -> "subprocess.Popen[str]":
+    """Start the command line on the same recipe in its own process."""
     return subprocess.Popen(
-        [sys.executable, "-m", "drumline.train", str(CONFIG), "--checkpoint", str(folder), *words],
+        [
+            sys.executable,
+            "-m",
+            "drumline.train",
+            str(CONFIG),
+            "--checkpoint",
+            str(folder),
+            *arguments,
+        ],
         env={
             **os.environ,
             **FOR_CHILDREN,
@@ -52,7 +62,7 @@ def start(folder: Path, compiled: str, *words: str, **environment: str) -> "subp
 
 
 def wait_for_step(run: "subprocess.Popen[str]", folder: Path, step: int) -> None:
-    """Until the heartbeat tells of this step, and of a checkpoint."""
+    """Wait until the heartbeat reports this step and a checkpoint."""
     while run.poll() is None:
         file = folder / "heartbeat.json"
         beat = json.loads(file.read_text()) if file.exists() else {"step": -1}
@@ -65,34 +75,34 @@ def wait_for_step(run: "subprocess.Popen[str]", folder: Path, step: int) -> None
 def test_a_killed_and_stopped_run_ends_with_the_same_bits(tmp_path: Path, compiled: str) -> None:
     steps, folder = 150, tmp_path / "disturbed"
     folder.mkdir()
-    slow = ("--set", f"steps={steps}", "--set", "pause=0.05")
+    slow_settings = ("--set", f"steps={steps}", "--set", "pause=0.05")
     rng = random.Random()
-    moments = [rng.randint(11, 40), rng.randint(50, 80)]
-    killed = start(folder, compiled, *slow)
-    wait_for_step(killed, folder, moments[0])
+    stop_steps = [rng.randint(11, 40), rng.randint(50, 80)]
+    killed = start(folder, compiled, *slow_settings)
+    wait_for_step(killed, folder, stop_steps[0])
     killed.kill()
     killed.communicate()
-    assert killed.returncode == -signal.SIGKILL, moments
+    assert killed.returncode == -signal.SIGKILL, stop_steps
     newest = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
     (folder / "heartbeat.json").unlink()
-    stopped = start(folder, compiled, *slow)
-    wait_for_step(stopped, folder, moments[1])
+    stopped = start(folder, compiled, *slow_settings)
+    wait_for_step(stopped, folder, stop_steps[1])
     stopped.terminate()
     output, _ = stopped.communicate(timeout=240)
     assert stopped.returncode == 75, output
     assert f"resuming from step {newest}" in output
     saved = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-    assert saved >= moments[1]
+    assert saved >= stop_steps[1]
     assert f"stopped by SIGTERM at step {saved}; newest checkpoint: step {saved}" in output
 
     result = fit(toy(steps), checkpoint=folder)
     undisturbed = fit(toy(steps), checkpoint=tmp_path / "undisturbed")
     assert result.ending is undisturbed.ending is Ending.DONE
-    assert fingerprint(result.state) == fingerprint(undisturbed.state), moments
+    assert fingerprint(result.state) == fingerprint(undisturbed.state), stop_steps
     records = lines(folder)
-    once = [(line["attempt"], line["step"]) for line in records]
-    assert len(set(once)) == len(once)
+    logged_steps = [(line["attempt"], line["step"]) for line in records]
+    assert len(set(logged_steps)) == len(logged_steps)
     assert {line["attempt"] for line in records} == {1, 2, 3}
     expected = {line["step"]: line["loss"] for line in lines(tmp_path / "undisturbed")}
     assert len(expected) == steps
@@ -100,10 +110,10 @@ def test_a_killed_and_stopped_run_ends_with_the_same_bits(tmp_path: Path, compil
 
 
 LOSSES_ON_ANOTHER_MESH = 2e-6
-"""Relative. Sums over rows are taken in another order, and training carries the rounding on."""
+"""The relative tolerance. Sums over rows differ in order, and training amplifies the rounding."""
 
 
-def test_eight_devices_become_four_in_the_middle_of_a_run(
+def test_a_run_on_eight_devices_resumes_on_four(
     undisturbed: tuple[Result, Path], tmp_path: Path
 ) -> None:
     fit(toy(20), checkpoint=tmp_path)
@@ -125,26 +135,36 @@ def test_eight_devices_become_four_in_the_middle_of_a_run(
 def test_a_finished_run_takes_no_more_steps(
     undisturbed: tuple[Result, Path],
 ) -> None:
-    again = fit(toy(40), checkpoint=undisturbed[1])
-    assert again.ending is Ending.DONE
-    assert again.step == 40
-    assert fingerprint(again.state) == fingerprint(undisturbed[0].state)
+    repeated = fit(toy(40), checkpoint=undisturbed[1])
+    assert repeated.ending is Ending.DONE
+    assert repeated.step == 40
+    assert fingerprint(repeated.state) == fingerprint(undisturbed[0].state)
     assert len(lines(undisturbed[1])) == 40
 
 
 def test_fingerprints_depend_only_on_the_bits() -> None:
     values = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
     mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
-    one = jax.device_put(values, jax.devices()[0])
-    spread = [
+    on_one_device = jax.device_put(values, jax.devices()[0])
+    sharded_copies = [
         jax.device_put(values, NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)))  # type: ignore[no-untyped-call]
         for spec in ((), ("data",), (None, "data"))
     ]
-    assert len({fingerprint(tree) for tree in (one, *spread)}) == 1
+    assert len({fingerprint(tree) for tree in (on_one_device, *sharded_copies)}) == 1
     bits = values.view(np.uint32).copy()
     bits[3, 3] ^= 1
     swapped = values.copy()
     swapped[[0, 1]] = swapped[[1, 0]]
-    others = (values, bits.view(np.float32), swapped, values.T.copy(), values.astype(np.float16))
-    assert len({fingerprint(jax.numpy.asarray(tree)) for tree in others}) == len(others)
-    assert fingerprint([one, one + 1]) != fingerprint([one + 1, one])
+    different_arrays = (
+        values,
+        bits.view(np.float32),
+        swapped,
+        values.T.copy(),
+        values.astype(np.float16),
+    )
+    assert len({fingerprint(jax.numpy.asarray(tree)) for tree in different_arrays}) == len(
+        different_arrays
+    )
+    assert fingerprint([on_one_device, on_one_device + 1]) != fingerprint(
+        [on_one_device + 1, on_one_device]
+    )

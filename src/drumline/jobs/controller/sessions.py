@@ -334,7 +334,11 @@ class AttemptRunner:
             try:
                 await self._connect(key[0], placement)
             except HostKeysUnreadableError:
-                # Without any key that a host showed before, no program was ever sent to it.
-                self._sessions.mark_stopped(key)
+                attempt = record.job.attempt
+                if attempt is None or attempt.sent_at is None:
+                    # No host has shown its key, so no program was ever sent to one.
+                    self._sessions.mark_stopped(key)
+                else:
+                    self._sessions.mark_unreachable(key, placement.hosts)
                 return
         await self._sessions.stop(key, record.job.grace)

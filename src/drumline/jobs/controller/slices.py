@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 LABEL_OWNER = "drumline-owner"
 LABEL_JOB = "drumline-job"
 MAX_DOUBLINGS = 5
-"""The most doublings of the backoff. A failing delete is retried at least every 32 intervals."""
+"""The most doublings of the pause after a delete that fails."""
+LONGEST_DELETE_PAUSE = 600.0
+"""The longest pause in seconds between two deletes of a slice, which costs money meanwhile."""
 SWEEP_SECONDS = 300.0
 """Seconds between polls of zones without known slices, because a forgotten slice costs money."""
 
@@ -204,7 +206,8 @@ class Releases:
             if row.name not in self._retry_at:
                 return  # a poll has shown meanwhile that it is gone
             failures = self._failures[row.name] = self._failures.get(row.name, 0) + 1
-            self._retry_at[row.name] += self._polls.interval * 2.0 ** min(failures, MAX_DOUBLINGS)
+            pause = self._polls.interval * 2.0 ** min(failures, MAX_DOUBLINGS)
+            self._retry_at[row.name] += min(pause, LONGEST_DELETE_PAUSE)
             self.errors[row.name] = self._cloud.explain(error, row.zone).text
         else:
             self._failures.pop(row.name, None)

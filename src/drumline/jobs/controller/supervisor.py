@@ -87,7 +87,7 @@ class Supervisor:
         self.config = config
         self.folders = Folders(config.home)
         self.records: dict[str, Record] = {
-            r.job.id: replace(r, job=lifecycle.clamp_times(r.job, clock())) for r in store.living()
+            r.job.id: replace(r, job=lifecycle.adapt_times(r.job, clock())) for r in store.living()
         }
         """Jobs that have not ended or hold slices. All others are only in the store."""
         active = {job_id for job_id, r in self.records.items() if not r.job.status.ended}

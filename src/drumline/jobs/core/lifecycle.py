@@ -561,13 +561,17 @@ def placement_fits(job: Job) -> bool:
 # --- Clocks -----------------------------------------------------------------------------------
 
 
-def clamp_times(job: Job, now: float) -> Job:
-    """Limit the times of a saved job: past events to `now`, deadlines to their longest delay.
+def adapt_times(job: Job, now: float) -> Job:
+    """Adapt the times of a saved job to a new server, because the wall clock may have been set.
 
-    If the wall clock was set back since an earlier server saved the job, a backoff of seconds would
-    otherwise last hours.
+    Past events are limited to `now`, and deadlines to their longest delay: otherwise a backoff of
+    seconds could last hours. A request that may not have appeared yet gets its full time again:
+    otherwise it could count as preempted at once.
     """
     placement, attempt = job.placement, job.attempt
+    if placement is not None and placement.phase is PlacementPhase.QUEUED:
+        placement = replace(placement, accepted_at=now)
+        job = replace(job, placement=placement)
     times = [job.not_before, job.kept_until]
     if placement is not None:
         times += [placement.asked_at, placement.ready_at]
