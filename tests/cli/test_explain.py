@@ -163,7 +163,14 @@ def test_a_mistake_is_one_sentence(explain: Explain, options: list[str], message
 
 @pytest.mark.parametrize(
     "answer",
-    ["[]", "{}", '{"name": "n", "state": "READY"}', '{"name": "o", "done": true, "response": {}}'],
+    [
+        "[]",
+        "{}",
+        "12",
+        "null",
+        '{"name": "n", "state": "READY"}',
+        '{"name": "o", "done": true, "response": {}}',
+    ],
 )
 def test_an_answer_without_an_error_is_not_explained(explain: Explain, answer: str) -> None:
     code, out, err = explain(answer, "--api")

@@ -116,10 +116,15 @@ def plan_probe(
 # --- The report -------------------------------------------------------------------------------
 
 _SECRET_NAME = re.compile(
-    r"(?i)ssh-keys|token|authorization|password|secret|credential|private|startup-script|api.?key"
+    r"(?i)ssh-keys|token|authorization|password|secret|credential|private|startup-script|user-data"
+    r"|cookie|api.?key"
 )
 _SECRET_TEXT = re.compile(
-    r"ya29\.[\w.-]+"  # access tokens of Google
+    r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"  # logins in addresses
+    r"|(?i:\b[\w-]*(?:token|password|passwd|secret|(?:api|access)[_-]?key)\s*[=:]\s*[^\s\"',;&]+)"
+    r"|\b(?:hf_|gh[a-z]_|github_pat_|glpat-|GOCSPX-|sk-|xox[a-z]-)[\w-]{8,}"
+    r"|\b1//0[\w-]{10,}"  # refresh tokens of Google
+    r"|ya29\.[\w.-]+"  # access tokens of Google
     r"|\beyJ[\w-]+\.[\w-]+\.[\w-]*"  # JSON web tokens
     r"|\bAIza[\w-]{30,}"  # API keys
     r"|(?i:\b(?:Bearer|Basic)\s+[\w.+/=-]+)"
