@@ -163,7 +163,14 @@ def test_a_mistake_is_one_sentence(explain: Explain, options: list[str], message
 
 @pytest.mark.parametrize(
     "answer",
-    ["[]", "{}", '{"name": "n", "state": "READY"}', '{"name": "o", "done": true, "response": {}}'],
+    [
+        "[]",
+        "{}",
+        "12",
+        "null",
+        '{"name": "n", "state": "READY"}',
+        '{"name": "o", "done": true, "response": {}}',
+    ],
 )
 def test_an_answer_without_an_error_is_not_explained(explain: Explain, answer: str) -> None:
     code, out, err = explain(answer, "--api")
@@ -207,3 +214,16 @@ def test_a_log_is_explained_by_the_causes_of_the_server(
         explained = json.loads(out)
         assert (explained["means"], explained["action"]) == (means, action)
         assert explained["says"]
+
+
+def test_a_log_is_judged_by_the_lines_that_the_server_sees(explain: Explain) -> None:
+    old = "socket closed\n" + "".join(f"step {n}\n" for n in range(25))
+    code, out, _ = explain(old, "--log", "-", "--json")
+    assert code == 0
+    assert json.loads(out)["says"].startswith("no known error of hosts or of the cloud")
+
+
+def test_a_log_without_line_breaks_gives_a_short_explanation(explain: Explain) -> None:
+    code, out, _ = explain(b"a" * 3_000_000, "--log", "-")
+    assert code == 0
+    assert len(out) < 2000

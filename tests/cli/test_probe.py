@@ -128,6 +128,23 @@ def test_the_plan_follows_the_quota_and_names_its_cost(tmp_path: Path) -> None:
         plan_probe(config, "europe-west4-a", "v4-8", None)
 
 
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("cannot reach https://u:p4ssw0rd@proxy:80/x", "p4ssw0rd"),
+        ("GET /?access_token=abc123&zone=a", "abc123"),
+        ("nc --token=abc123: refused", "abc123"),
+        ("client_secret: GOCSPX-abcdefghij", "abcdefghij"),
+        ("login hf_abcdefghij failed", "hf_abcdefghij"),
+        ("refresh 1//0abcdefghijkl", "abcdefghijkl"),
+        ("clone with ghp_abcdefghij", "ghp_abcdefghij"),
+    ],
+)
+def test_secrets_are_removed_from_the_words_of_commands(text: str, secret: str) -> None:
+    assert secret not in without_secrets(text)
+    assert secret not in str(without_secrets({"Set-Cookie": secret, "user-data": secret}))
+
+
 def test_secrets_are_removed_from_answers() -> None:
     answer = {
         "metadata": {"ssh-keys": "drumline:ssh-ed25519 AAAA", "note": "Bearer ya29.a0Af_x"},

@@ -1,6 +1,7 @@
 """A probe against a cloud that refuses one of its calls."""
 
 import asyncio
+import errno
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import asyncssh
 import httpx
+import pytest
 
 from drumline.cloud.google.rest import CallLimits, Dependencies
 from drumline.cloud.google.tpu_api import TpuApi
@@ -54,10 +56,15 @@ class FakeGoogle:
         return error(404, "NOT_FOUND", "was not found")
 
 
-def run_probe(folder: Path, google: FakeGoogle, **limits: Any) -> tuple[bool, str, Probe]:
+def run_probe(
+    folder: Path,
+    google: FakeGoogle,
+    echo: Callable[[str], None] | None = None,
+    **limits: Any,
+) -> tuple[bool, str, Probe]:
     """Return the result of a probe, its output and the probe."""
     lines: list[str] = []
-    report = ProbeReport(folder / "probe.txt", lines.append)
+    report = ProbeReport(folder / "probe.txt", echo or lines.append)
     key = folder / "id"
     asyncssh.generate_private_key("ssh-ed25519").write_private_key(str(key))
     access = ProbeAccess(key, "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKpublic drumline", folder / "k")
@@ -71,12 +78,16 @@ def run_probe(folder: Path, google: FakeGoogle, **limits: Any) -> tuple[bool, st
             transport=httpx.MockTransport(google),
         )
         probe = Probe(cloud, PLAN, NO_SETTINGS, access, report, ProbeLimits(**waits | limits))
-        succeeded = await probe.run()
-        await cloud.close()
+        try:
+            succeeded = await probe.run()
+        finally:
+            await cloud.close()
         return succeeded, probe
 
-    succeeded, probe = asyncio.run(run())
-    report.close()
+    try:
+        succeeded, probe = asyncio.run(run())
+    finally:
+        report.close()
     return succeeded, "\n".join(lines), probe
 
 
@@ -142,6 +153,41 @@ def test_a_deletion_that_is_denied_says_what_is_left(tmp_path: Path) -> None:
         f"gcloud compute tpus queued-resources delete {probe.name} --zone us-central2-b "
         "--project lab-tpu-1 --force"
     ) in output
+
+
+def test_the_slice_is_deleted_after_the_terminal_was_closed(tmp_path: Path) -> None:
+    google = FakeGoogle()
+
+    def closed_after_the_request(line: str) -> None:
+        if google.exists:
+            raise OSError(errno.EIO, f"cannot print {line}")
+
+    _, _, probe = run_probe(tmp_path, google, closed_after_the_request, ready=0.1)
+    assert not google.exists
+    assert not probe.may_exist
+    assert "✓ deletion     confirmed" in (tmp_path / "probe.txt").read_text()
+
+
+def test_the_slice_is_deleted_after_the_disk_of_the_report_is_full(tmp_path: Path) -> None:
+    google = FakeGoogle()
+    (tmp_path / "probe.txt").symlink_to("/dev/full")
+    _, output, probe = run_probe(tmp_path, google, ready=0.1)
+    assert not google.exists
+    assert not probe.may_exist
+    assert output.count("the report cannot be written: No space left on device") == 1
+    assert "✓ deletion     confirmed" in output
+
+
+def test_the_slice_is_deleted_after_an_error_that_no_step_expects(tmp_path: Path) -> None:
+    google = FakeGoogle()
+
+    def broken_step(line: str) -> None:
+        if "state" in line and google.exists and "DELETE" not in "".join(google.calls):
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_probe(tmp_path, google, broken_step, ready=0.1)
+    assert not google.exists
 
 
 def test_without_the_resource_manager_permissions_are_not_tested(tmp_path: Path) -> None:

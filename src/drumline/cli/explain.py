@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 # Enough for any log whose beginning matters, and little enough for the memory of a laptop.
 _MAX_BYTES = 64 << 20
-_TAIL_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -206,14 +205,15 @@ _LOG_ADVICE = {
 def _explain_log(path: str, exit_code: int | None) -> _Explanation:
     from drumline.errors import UserError
     from drumline.hosts.agent.first_error import first_error
+    from drumline.hosts.agent.log import last_lines_of
     from drumline.jobs.core.causes import find_fault_report, judge_output
 
     if exit_code == 0:
         raise UserError("--exit-code 0: the program succeeded, so there is no failure to explain")
     data = _read_log(path)
-    tail = [line for line in data.decode(errors="replace").splitlines() if line.strip()]
+    tail = last_lines_of(data)
     error = first_error(data, "/")
-    output = "\n".join((error, *tail[-_TAIL_LINES:]))
+    output = "\n".join((error, *tail))
     fault_report = find_fault_report(output)
     judgement = judge_output(1 if exit_code is None else exit_code, output)
     meaning = "bad host" if fault_report else judgement.meaning.value
@@ -222,7 +222,7 @@ def _explain_log(path: str, exit_code: int | None) -> _Explanation:
         means=means,
         action=action,
         sentence=fault_report.sentence if fault_report else judgement.reason,
-        words=f"The log's own words: {error or tail[-1]}",
+        words=f"The log's own words: {error or (tail[-1] if tail else '(an empty line)')}",
         reaction=_LOG_REACTIONS[meaning],
         advice=_LOG_ADVICE[meaning],
     )

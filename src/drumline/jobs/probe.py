@@ -6,6 +6,7 @@ label of a job database, so a running server leaves it alone.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -115,10 +116,15 @@ def plan_probe(
 # --- The report -------------------------------------------------------------------------------
 
 _SECRET_NAME = re.compile(
-    r"(?i)ssh-keys|token|authorization|password|secret|credential|private|startup-script|api.?key"
+    r"(?i)ssh-keys|token|authorization|password|secret|credential|private|startup-script|user-data"
+    r"|cookie|api.?key"
 )
 _SECRET_TEXT = re.compile(
-    r"ya29\.[\w.-]+"  # access tokens of Google
+    r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"  # logins in addresses
+    r"|(?i:\b[\w-]*(?:token|password|passwd|secret|(?:api|access)[_-]?key)\s*[=:]\s*[^\s\"',;&]+)"
+    r"|\b(?:hf_|gh[a-z]_|github_pat_|glpat-|GOCSPX-|sk-|xox[a-z]-)[\w-]{8,}"
+    r"|\b1//0[\w-]{10,}"  # refresh tokens of Google
+    r"|ya29\.[\w.-]+"  # access tokens of Google
     r"|\beyJ[\w-]+\.[\w-]+\.[\w-]*"  # JSON web tokens
     r"|\bAIza[\w-]{30,}"  # API keys
     r"|(?i:\b(?:Bearer|Basic)\s+[\w.+/=-]+)"
@@ -145,12 +151,17 @@ def without_secrets(value: Any) -> Any:
 
 
 class ProbeReport:
-    """The lines of a probe: on the screen, and complete in a file of mode 0600."""
+    """The lines of a probe: on the screen, and complete in a file of mode 0600.
+
+    The probe continues without a screen or a file that fails, so that it deletes its slice.
+    """
 
     def __init__(self, path: Path, echo: Callable[[str], None]) -> None:
         """Create the file."""
         self.path = path
-        self._echo = echo
+        self._print = echo
+        self._has_screen = True
+        self._has_file = True
         self._step = ""
         self._last_answers: dict[str, str] = {}
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -189,12 +200,26 @@ class ProbeReport:
         cut = answer if len(answer) <= MAX_SHOWN else f"{answer[:MAX_SHOWN]}…"
         self._echo(f"    {call.method} {path} {cut}")
 
+    def _echo(self, text: str) -> None:
+        if self._has_screen:
+            try:
+                self._print(text)
+            except OSError:  # the terminal or the reader of the output is gone
+                self._has_screen = False
+
     def _save(self, text: str) -> None:
-        self._file.write(f"{time.strftime('%H:%M:%S')} {without_secrets(text)}\n")
+        if self._has_file:
+            try:
+                self._file.write(f"{time.strftime('%H:%M:%S')} {without_secrets(text)}\n")
+            except OSError as error:
+                self._has_file = False
+                self._echo(f"  · the report cannot be written: {error.strerror}")
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        # A line that could not be written is still buffered, and would fail again.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 # --- The steps --------------------------------------------------------------------------------
@@ -257,16 +282,21 @@ class Probe:
     async def run(self) -> bool:
         """Take all steps, and delete the slice. Return True if every step succeeded."""
         self._steps = asyncio.ensure_future(self._take_steps())
+        succeeded = deleted = False
         try:
             succeeded = await self._steps
         except asyncio.CancelledError:
             self._report.failed("interrupted")
-            succeeded = False
-        if not self.may_exist:
-            return succeeded
+        finally:
+            # Also after an error that no step expects.
+            deleted = not self.may_exist or await self._try_deletion()
+        return succeeded and deleted
+
+    async def _try_deletion(self) -> bool:
+        """Delete the slice, unless a second interrupt stops it. Return True if it is gone."""
         self._deletion = asyncio.ensure_future(self._delete())
         try:
-            return await self._deletion and succeeded
+            return await self._deletion
         except asyncio.CancelledError:
             self._report.failed(f"interrupted; {self.delete_by_hand()}")
             return False

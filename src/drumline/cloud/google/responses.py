@@ -112,7 +112,7 @@ def parse_answer(text: str, http: int | None, status: str | None) -> tuple[int, 
     UNKNOWN if nothing tells it, and OK if the answer is JSON without an error.
     """
     value = _parse_json(text.encode())
-    is_json = isinstance(value, (dict, list))
+    is_json = isinstance(value, (dict, list, int, float)) or text.strip() == "null"
     value = value if is_json else _embedded_json(text)
     error = _error_object(value)
     if http is None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 48 * 1024
 """The size of a piece of the log in one message."""
 TAIL_LINES = 20
+TAIL_BYTES = 16384
 
 
 def log_size(folder: str) -> int:
@@ -79,6 +80,11 @@ def growth_times(folder: str) -> Iterator[tuple[int, float]]:
 
 def last_lines(folder: str, offset: int = 0) -> list[str]:
     """Return the last lines of the log, from an offset on."""
-    start = max(offset, log_size(folder) - 16384)
-    text = read_log(folder, start, 16384).decode("utf-8", "replace")
+    start = max(offset, log_size(folder) - TAIL_BYTES)
+    return last_lines_of(read_log(folder, start, TAIL_BYTES))
+
+
+def last_lines_of(data: bytes) -> list[str]:
+    """Return the last lines of some output, each with its first 500 characters."""
+    text = data[-TAIL_BYTES:].decode("utf-8", "replace")
     return [line.rstrip()[:500] for line in text.splitlines() if line.strip()][-TAIL_LINES:]
