@@ -341,7 +341,8 @@ def tokens_under_other_names(place: Place) -> None:
     place.write("pip.conf", f"[global]\nindex-url = {url}\n")
     place.write("note", f"{github}\n")
     place.write("cluster", f"kind: Config\nclusters: []\nusers:\n- user:\n    token: {letters}\n")
-    place.write("cluster.json", json.dumps({"kind": "Config", "clusters": [], "token": letters}))
+    field = "token"  # apart, so that this file does not look like a kubeconfig itself
+    place.write("cluster.json", json.dumps({"kind": "Config", "clusters": [], field: letters}))
     place.write("export.csv", f"Access key ID,Secret access key\nAKIA,{letters}\n")
     place.write("keys.sh", f"export AWS_SECRET_ACCESS_KEY='{letters}'\n")
     place.write("logins", "# mine\nmachine api.wandb.ai\n  login user\n  password x\n")

@@ -249,7 +249,7 @@ REFUSALS: dict[str, tuple[Callable[[], Estimate], str]] = {
     ),
     "a function that does not trace": (
         lambda: estimate_on_one_chip(invalid_matmul, shape((4, 4), jnp.float32)),
-        "wrong does not trace: TypeError",
+        "invalid_matmul does not trace: TypeError",
     ),
     "no function": (
         lambda: estimate_on_one_chip(3, shape((4,), jnp.float32)),
@@ -385,7 +385,7 @@ def test_variants_are_ordered_by_fit_and_failures_come_last() -> None:
     assert not report.choices[1].estimate.fits
     assert report.choices[2].estimate is None
     assert "this layout has none" in report.choices[2].reason
-    assert "broken on v5litepod-1: fails does not trace" in str(report)
+    assert "broken on v5litepod-1: broken_function does not trace" in str(report)
 
 
 def test_there_is_no_best_variant_if_none_fits() -> None:

@@ -242,7 +242,7 @@ def test_an_error_of_the_compiler_is_reported_by_its_first_line(stand_in: StandI
 def test_a_process_that_dies_is_reported_and_replaced(
     stand_in: StandIn,
 ) -> None:
-    stand_in(instead="os._exit(3)")
+    stand_in(action="os._exit(3)")
     assert error_message() == "the compiler's process ended with 3 while it compiled the program"
     stand_in()
     assert communication(matmul, *chapter(), mesh="X=2,Y=4", on="v5litepod-8").collectives
@@ -261,7 +261,7 @@ def test_a_process_that_has_died_before_is_reported(size: int, stand_in: StandIn
 
 
 def test_an_invalid_answer_is_reported(stand_in: StandIn) -> None:
-    stand_in(instead='answers.write(b"hello\\n"); answers.flush(); continue')
+    stand_in(action='answers.write(b"hello\\n"); answers.flush(); continue')
     assert "the compiler's process gave no answer" in error_message()
     stand_in(text="hello")
     assert "the text is not HLO" in error_message()

@@ -44,7 +44,7 @@ def as_kind(value: float, kind: Any) -> Any:
 
 
 @settings(deadline=None, max_examples=400)
-@given(got=numbers, true=numbers, kind=type_strategy)
+@given(actual=numbers, expected=numbers, kind=type_strategy)
 def test_errors_agree_with_mpmath(actual: float, expected: float, kind: Any) -> None:
     rounded_actual = as_kind(actual, kind)
     if not np.isfinite(rounded_actual.astype(np.float64)):
@@ -61,7 +61,7 @@ def test_errors_agree_with_mpmath(actual: float, expected: float, kind: Any) -> 
 
 
 @settings(deadline=None, max_examples=400)
-@given(true=numbers, kind=type_strategy)
+@given(expected=numbers, kind=type_strategy)
 def test_rounding_returns_the_nearest_number(expected: float, kind: Any) -> None:
     rounded = float(round_to(expected, kind))
     info = ml_dtypes.finfo(kind)

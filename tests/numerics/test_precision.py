@@ -425,7 +425,7 @@ def test_an_output_that_is_an_input_and_a_constant_output() -> None:
         (lambda x: x.nonsense, [1.0], "cannot be traced: AttributeError"),
         (lambda: None, [], "returns no array"),
         (lambda x: x if x > 0 else -x, [1.0], "bind that input with functools.partial"),
-        (lambda x: x, [np.array(["a"])], "no array"),
+        (lambda x: x, [np.array(["a"])], "not an array"),
     ],
 )
 def test_functions_that_cannot_be_compared_are_a_user_error(

@@ -365,8 +365,8 @@ def network_of(lengths: list[int], wraps: bool) -> Network:
     kind=st.sampled_from(KINDS),
     lengths=lengths,
     wraps=st.booleans(),
-    few=sizes,
-    many=sizes,
+    small_size=sizes,
+    large_size=sizes,
 )
 def test_more_bytes_take_longer(
     kind: str, lengths: list[int], wraps: bool, small_size: int, large_size: int

@@ -67,7 +67,7 @@ def test_an_ended_job_without_a_slice_leaves_the_loop(tmp_path: Path) -> None:
 
 def test_a_job_that_left_the_loop_comes_back_with_a_resume(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
-        job = await harness.create(retry={"failures": 0})
+        job = await harness.create(retry={"failures": 0}, keep=0)
         await harness.reaches(job, "RUNNING")
         harness.starts(job)[0].ends(3)
         await harness.reaches(job, "FAILED", within=120)
