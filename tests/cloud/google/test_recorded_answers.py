@@ -84,6 +84,8 @@ ANSWERS: tuple[tuple[str, int | None, str, Fault], ...] = (
      "us-west4-a.", ZONE_QUOTA),
     ("form", 8, "Quota limit 'TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI' has been "
      "exceeded. Limit: 32 in zone us-west4-a. [RATE_LIMIT_EXCEEDED]", ZONE_QUOTA),
+    ("form", 9, "You have reached the maximum number of queued resources (100) in this zone",
+     REGION_QUOTA),
     ("docs", 8, "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8.0 in region us-central1.",
      REGION_QUOTA),
     ("fastai", None, "Quota 'GPUS_ALL_REGIONS' exceeded. Limit: 0.0 globally.", REGION_QUOTA),
@@ -111,6 +113,7 @@ ANSWERS: tuple[tuple[str, int | None, str, Fault], ...] = (
      "PREEMPTED [EID: 0x73013519f5b7feb2]", PREEMPTED),
     ("compute", None, "Instance was preempted. compute.instances.preempted", PREEMPTED),
     ("form", 9, "the node has been preempted during its creation", PREEMPTED),
+    ("form", None, '"state": {"state": "SUSPENDED", "stateInitiator": "SERVICE"}', PREEMPTED),
     # --- Access to a location
     ("sayouzone", 7, "Permission denied on 'locations/us-central2-b' (or it may not exist).",
      ZONE_DENIED),
@@ -240,6 +243,8 @@ ANSWERS: tuple[tuple[str, int | None, str, Fault], ...] = (
     ("form", 3, "Invalid value at 'queued_resource.tpu.node_spec[0].node.labels'", INVALID),
     ("form", 3, "node_id must match the regular expression [a-z]([a-z0-9-]*[a-z0-9])?", INVALID),
     ("compute", 5, "The resource 'projects/p/global/networks/train' was not found", INVALID),
+    ("form", 9, "Service account a@p.iam.gserviceaccount.com does not exist or is disabled.",
+     INVALID),
     ("form", 5, "Service account train@p.iam.gserviceaccount.com does not exist.", INVALID),
     # --- Another change, or the same request before
     ("jobman", 10, "unable to queue the operation", CONFLICT),

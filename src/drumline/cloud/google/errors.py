@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # --- Preemption
     _rule(
-        r"\bstate['\"]?:? ?['\"]?PREEMPTED\b|\b(?:was|were|been|got|is|being) preempted\b"
+        r"\bstate['\"]?:? ?['\"]?(?:PREEMPTED|SUSPEND(?:ED|ING))\b|\b(?:was|were|been|got|is|being) preempted\b"
         r"|\bpreempted (?:by|during|while|before)\b|compute\.instances\.preempted",
         FaultKind.PREEMPTED,
         Scope.ZONE,
@@ -172,7 +172,7 @@ RULES: tuple[Rule, ...] = (
         rf"|\bexceeds?\b.{{0,40}}\bquota\b|\bnot have enough quota\b|\bno quota\b"
         r"|\bexceed(?:s|ed) the (?:allowed )?(?:maximum|limit)\b"
         r"|\btoo many (?:pending |queued |active )?(?:resources|requests|nodes|slices|instances)"
-        r"|\b(?:limit|maximum)\b.{0,40}\breached\b"
+        r"|\b(?:limit|maximum)\b.{0,40}\breached\b|\breached (?:the|its|your) (?:maximum|limit)\b"
         rf"|Quota {_QUOTED}[^'\"]*{_QUOTED} (?:exhausted|exceeded)",
         FaultKind.QUOTA,
         Scope.REGION,
@@ -247,7 +247,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         r"CONSUMER_(?:SUSPENDED|INVALID)|USER_PROJECT_DENIED|PROJECT_(?:DELETED|INVALID)"
-        r"|GCP_SUSPENDED|\bproject\b.{0,60}\b(?:suspended|(?:not found|deleted)\b.{0,20}"
+        r"|GCP_SUSPENDED|\b(?:project|consumer)\b.{0,60}\b(?:suspended|(?:not found|deleted)\b.{0,20}"
         r"\b(?:deleted|deactivated)|was denied|marked for deletion)",
         FaultKind.DENIED,
         Scope.PROJECT,
@@ -357,7 +357,7 @@ RULES: tuple[Rule, ...] = (
         FaultKind.INVALID,
         Scope.REQUEST,
         "The resource 'projects/p/global/networks/train' was not found",
-        codes=frozenset({2, 5, None}),
+        codes=frozenset({2, 5, 9, None}),
     ),
     # --- Weak words, which decide only without a code
     _rule(
