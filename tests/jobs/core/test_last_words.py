@@ -46,6 +46,8 @@ LAST_WORDS = [
     ("Mesh build was incomplete, unassigned nodes: 2", BAD_HOST),
     ("worker 3 missed 5 health checks", BAD_HOST),
     ("Failed to initialize TPU system", BAD_HOST),
+    ("OSError: [Errno 5] Input/output error: '/dev/accel0'", BAD_HOST),
+    ("Uncorrectable ECC error: HBM of chip 2", BAD_HOST),
     ("F0101 your job hit a bad TPU hardware. Physical location: tpu3:pe2:2", BAD_HOST),
     # Programs and their environments.
     (
@@ -53,6 +55,10 @@ LAST_WORDS = [
         "load libtpu.so in this process.", PROGRAM,
     ),
     (BACKEND + "ALREADY_EXISTS: libtpu.so already in use by another process", PROGRAM),
+    (
+        BACKEND + "ABORTED: The TPU is already in use by another process probably owned by "
+        "another user. Run \"$ sudo lsof -w /dev/accel0\"", PROGRAM,
+    ),
     (
         BACKEND + "INTERNAL: Failed to open libtpu.so: libtpu.so: cannot open shared object file: "
         "No such file or directory" + PLATFORMS, PROGRAM,

@@ -144,7 +144,8 @@ RULES: tuple[Rule, ...] = (
     ),
     # --- Preemption
     _rule(
-        r"\bstate['\"]?:? ?['\"]?(?:PREEMPTED|SUSPEND(?:ED|ING))\b|\b(?:was|were|been|got|is|being) preempted\b"
+        r"\bstate['\"]?:? ?['\"]?(?:PREEMPTED|SUSPEND(?:ED|ING))\b"
+        r"|\b(?:was|were|been|got|is|being) preempted\b"
         r"|\bpreempted (?:by|during|while|before)\b|compute\.instances\.preempted",
         FaultKind.PREEMPTED,
         Scope.ZONE,
@@ -247,8 +248,9 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         r"CONSUMER_(?:SUSPENDED|INVALID)|USER_PROJECT_DENIED|PROJECT_(?:DELETED|INVALID)"
-        r"|GCP_SUSPENDED|\b(?:project|consumer)\b.{0,60}\b(?:suspended|(?:not found|deleted)\b.{0,20}"
-        r"\b(?:deleted|deactivated)|was denied|marked for deletion)",
+        r"|GCP_SUSPENDED|\b(?:project|consumer)\b.{0,60}"
+        r"\b(?:suspended|(?:not found|deleted)\b.{0,20}\b(?:deleted|deactivated)"
+        r"|was denied|marked for deletion)",
         FaultKind.DENIED,
         Scope.PROJECT,
         "Consumer 'projects/7' has been suspended. [CONSUMER_SUSPENDED]",

@@ -88,7 +88,7 @@ ERROR_PATTERNS = (
         "another process of the program uses the chips; the agent ends those of others",
     ),
     ErrorPattern(
-        r"TPU is already in use by (?:a )?process", Meaning.PROGRAM,
+        r"TPU is already in use by (?:a |another )?process", Meaning.PROGRAM,
         "another process of the program uses the chips; the agent ends those of others",
     ),
     ErrorPattern(r"SW_INJECT_ERROR", Meaning.PROGRAM, "another host failed"),
@@ -127,6 +127,15 @@ ERROR_PATTERNS = (
     ErrorPattern(r"Couldn't open iommu group", Meaning.BAD_HOST, "the driver has lost the chip"),
     ErrorPattern(
         r"open\(/dev/(?:vfio|accel)", Meaning.BAD_HOST, "the chip cannot be opened"
+    ),
+    ErrorPattern(
+        r"(?:/dev/vfio|/dev/accel)[^\n]{0,80}Input/output error"
+        r"|Input/output error[^\n]{0,80}(?:/dev/vfio|/dev/accel)", Meaning.BAD_HOST,
+        "the chip does not answer",
+    ),
+    ErrorPattern(
+        r"uncorrectable (?:ECC|memory|HBM) error", Meaning.BAD_HOST,
+        "the memory of the chip has an error",
     ),
     ErrorPattern(r"Failed to initialize TPU system", Meaning.BAD_HOST, "the chips do not start"),
     ErrorPattern(r"TPU initialization failed", Meaning.BAD_HOST, "the chips do not start"),
