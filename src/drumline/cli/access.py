@@ -37,7 +37,9 @@ def logs(
     host: HostOrAll = None,
     attempt: Annotated[
         str | None,
-        typer.Option("--attempt", metavar="K|all", help="An attempt [default: the last one]."),
+        typer.Option(
+            "--attempt", metavar="K|all", help="An attempt [default: the last with output]."
+        ),
     ] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="The last N lines.")

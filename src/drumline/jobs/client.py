@@ -291,9 +291,9 @@ class Client:
     ) -> Iterator[bytes]:
         """Yield the program's output as it was written. With `follow`, continue until the job ends.
 
-        `attempt` is a number or `"all"`; the default is the last one. `tail` is a number of lines
-        from the end. `since` is the time of the first line. With `times`, each line begins with its
-        time. With `as_json`, each line is an object `{attempt, host, time, text}`.
+        `attempt` is a number or `"all"`; the default is the last one with output. `tail` is a
+        number of lines from the end. `since` is the time of the first line. With `times`, each line
+        begins with its time. With `as_json`, each line is an object `{attempt, host, time, text}`.
         """
         parameters = {
             "host": host,

@@ -185,6 +185,25 @@ def test_following_continues_through_a_preemption(shelf: Shelf) -> None:
     asyncio.run(scenario())
 
 
+def test_until_the_new_attempt_writes_the_last_one_with_lines_is_shown(shelf: Shelf) -> None:
+    async def scenario() -> None:
+        shelf.write(b"one\ntwo\n")
+        shelf.write(b"", attempt=2)
+        shelf.write(b"only host 1\n", host=1, attempt=2)
+        shelf.attempt(3)
+        expected = b"--- attempt 1 (attempt 3 has no output)\n"
+        follower = Follower(shelf, tail=1)
+        await follower.sees(expected + b"two\n")
+        shelf.write(b"three\n", attempt=3)
+        shelf.ends()
+        assert await follower.ended() == expected + b"two\n--- attempt 3\nthree\n"
+
+    asyncio.run(scenario())
+    assert shelf.read() == b"three\n"
+    assert shelf.read(host="1") == b"--- attempt 2 (attempt 3 has no output)\nonly host 1\n"
+    assert shelf.read(host="1", json=True).startswith(b'{"attempt": 2, "host": 1')
+
+
 def test_following_one_attempt_ends_with_it(shelf: Shelf) -> None:
     async def scenario() -> None:
         shelf.write(b"one\n")

@@ -17,7 +17,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drumline.hosts.log_segments import TimestampReader, offset_at_time, read_chunk, segments
+from drumline.hosts.log_segments import (
+    TimestampReader,
+    offset_at_time,
+    read_chunk,
+    received_size,
+    segments,
+)
 from drumline.jobs.core.state import Job
 from drumline.jobs.folders import TRIMMED
 from drumline.jobs.server.verbs import RequestError
@@ -45,7 +51,7 @@ class LogQuery:
     host: str = "0"
     """A host index, or `all`."""
     attempt: str = ""
-    """An attempt number, `all`, or empty for the last attempt."""
+    """An attempt number, `all`, or empty for the last attempt with output."""
     follow: bool = False
     tail: int | None = None
     """The number of last lines, or None for all lines."""
@@ -107,21 +113,28 @@ def stream_logs(service: "JobService", job_id: str, query: LogQuery) -> AsyncIte
             )
     elif query.attempt == "all" or query.since is not None:
         first = 1
-    hosts = _host_count(job, last, folder / str(last))
+    note = ""
+    if not query.attempt and query.since is None:
+        # After a preemption, the new attempt writes nothing for a while.
+        first = _last_with_output(folder, query.host, latest)
+        if first < latest:
+            note = f" (attempt {latest} has no output)"
+    hosts = max(_host_count(job, number, folder / str(number)) for number in {first, last})
     if query.host != "all" and int(query.host) >= hosts:
         existing = "only host 0" if hosts == 1 else f"hosts 0 to {hosts - 1}"
         raise RequestError(f"host: {job.id} has no host {int(query.host)}; it has {existing}", 404)
-    return _stream(service, job.id, query, range(first, last + 1))
+    return _stream(service, job.id, query, range(first, last + 1), note)
 
 
 async def _stream(
-    service: "JobService", job_id: str, query: LogQuery, attempts: range
+    service: "JobService", job_id: str, query: LogQuery, attempts: range, note: str
 ) -> AsyncIterator[bytes]:
+    """Stream the logs of several attempts. `note` follows the number of the first one."""
     folder = service.folders.logs(job_id)
     readers = await asyncio.to_thread(_open, folder, query, attempts)
     for reader in readers:
         if len(readers) > 1 and not query.json:
-            reader.heading = _heading(reader.attempt)
+            reader.heading = _heading(reader.attempt, note if reader.attempt == attempts[0] else "")
         chunks = reader.chunks(ended=reader is not readers[-1] or not query.follow)
         while chunk := await asyncio.to_thread(next, chunks, b""):
             yield chunk
@@ -146,8 +159,16 @@ async def _stream(
             await asyncio.sleep(POLL_SECONDS)
 
 
-def _heading(attempt: int) -> bytes:
-    return b"--- attempt %d\n" % attempt
+def _heading(attempt: int, note: str = "") -> bytes:
+    return f"--- attempt {attempt}{note}\n".encode()
+
+
+def _last_with_output(folder: Path, host: str, latest: int) -> int:
+    """Return the last attempt of which a host has written something, or the latest if none has."""
+    for attempt in range(latest, 0, -1):
+        if any(map(received_size, _log_files(folder / str(attempt), host))):
+            return attempt
+    return latest
 
 
 def _progress(service: "JobService", job_id: str) -> tuple[int, bool]:
