@@ -162,9 +162,11 @@ def complete(monkeypatch: pytest.MonkeyPatch, drumline: Run, *words: str) -> Non
         (["ca"], ["cancel"]),
         (["server", "sto"], ["stop"]),
         (["list", "--sta"], ["--status"]),
-        (["show", ""], ["000005", "000004"]),
+        (["show", ""], [*(f"{number:06}" for number in range(10, 3, -1)), "vit-b"]),
         (["show", "000004", ""], []),
-        (["cancel", "000004", "0"], ["000005"]),
+        (["logs", "v"], ["vit-b"]),
+        (["cancel", "000010", "00001"], []),
+        (["cancel", "000010", "000005", "00000"], [f"{n:06}" for n in (9, 8, 7, 6, 4)]),
     ],
 )
 def test_completion_offers_commands_options_and_jobs(
@@ -176,7 +178,8 @@ def test_completion_offers_commands_options_and_jobs(
     words: list[str],
     candidates: list[str],
 ) -> None:
-    server.holds(a_job(), a_job("000005"))
+    names = ("twice", "twice", "vit-b", "2024", "a b", "$(id)", "-x")
+    server.holds(*(a_job(f"{number:06}", name=name) for number, name in enumerate(names, 4)))
     complete(monkeypatch, drumline, *words)
     assert capsys.readouterr().out.split() == candidates
 

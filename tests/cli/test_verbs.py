@@ -180,6 +180,51 @@ def test_one_invalid_id_changes_nothing(
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
+def test_jobs_are_given_by_name(server: Any, a_job: Make, drumline: Run, capsys: Printed) -> None:
+    server.holds(a_job(), a_job("000005"), a_job("000006"))
+    server.answers["GET /ids"] = ["000005", "000006"]
+    for job in ("000004", "000005", "000006"):
+        server.answers[f"POST /jobs/{job}/cancel"] = {"job": {}, "text": f"{job} is being stopped"}
+    assert drumline("cancel", "vit b/1", "4", "größer", "5") == 0
+    assert server.requests[0][1] == "/ids?name=vit+b%2F1&name=gr%C3%B6%C3%9Fer"
+    assert capsys.readouterr().out.splitlines() == [
+        "000005 is being stopped",
+        "000004 is being stopped",
+        "000006 is being stopped",
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show llama",
+        "plot llama",
+        "follow llama",
+        "logs llama",
+        "wait 4 llama",
+        "resume llama",
+        "cancel 4 llama",
+        "delete 4 llama --yes",
+        "clean 4 llama --yes",
+        "exec llama -- true",
+        "ssh llama",
+        "cp llama:out .",
+        "list --before llama",
+        "create {file} --from llama",
+        "create {file} --from llama --dry-run",
+    ],
+)
+def test_an_ambiguous_name_changes_nothing(
+    server: Any, a_job: Make, job_file: Path, drumline: Run, capsys: Printed, command: str
+) -> None:
+    server.holds(a_job())
+    message = "2 jobs are named llama; give one of their ids instead:\n  000004 RUNNING"
+    server.answers["GET /ids"] = (404, {"error": message})
+    assert drumline(*command.format(file=job_file).split()) == 2
+    assert capsys.readouterr().err == message + "\n"
+    assert all(method == "GET" for method, _, _ in server.requests)
+
+
 def test_an_error_of_one_job_does_not_stop_the_others(
     server: Any, a_job: Make, drumline: Run, capsys: Printed
 ) -> None:

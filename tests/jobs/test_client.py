@@ -262,10 +262,23 @@ def test_an_id_may_be_typed_short(typed: str | int) -> None:
     assert job_id(typed) == "000012"
 
 
-@pytest.mark.parametrize("typed", ["", "x", "0", "-1", "1.5", "../1", "١٢", "1\n/jobs"])
-def test_an_invalid_id_is_rejected_before_any_request(typed: str) -> None:
+@pytest.mark.parametrize("typed", ["0", " 00 ", 0, -1, "9" * 5000])
+def test_an_invalid_id_is_rejected_before_any_request(typed: str | int) -> None:
     with pytest.raises(Refused, match="is not a job id"):
         job_id(typed)
+
+
+@pytest.mark.parametrize("typed", ["x", "-1", "1.5", "../1", "١٢", "llama 1b"])
+def test_all_but_a_number_is_a_name(typed: str) -> None:
+    assert job_id(typed) is None
+
+
+@pytest.mark.parametrize("typed", ["", "  ", "1\n/jobs", "a\udcff", "x" * 2000])
+def test_a_name_that_no_job_can_have_is_rejected_before_any_request(
+    tmp_path: Path, typed: str
+) -> None:
+    with pytest.raises(Refused, match="is no id or name of a job"):
+        Client(tmp_path, autostart=False).show(typed)
 
 
 def test_a_path_too_long_for_a_socket_is_a_sentence() -> None:

@@ -23,7 +23,8 @@ Raw = Annotated[
 ]
 # Options of ssh that take a value: the word after one of them is not the command.
 _SSH_OPTIONS_WITH_VALUE = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
-_REMOTE_PATH = re.compile(r"0*(\d{1,12}):(.*)", re.DOTALL)
+# A local path with a colon contains a slash, or exists.
+_REMOTE_PATH = re.compile(r"([^/:]+):(.*)", re.DOTALL)
 
 
 # --- logs -------------------------------------------------------------------------------------
@@ -60,9 +61,7 @@ def logs(
     """Print the output of the program, on one host or all."""
     from drumline.cli.rendering.text import parse_time
     from drumline.jobs.client import Refused
-    from drumline.jobs.client import job_id as normalize_id
 
-    number = normalize_id(job_id)
     if attempt not in {None, "all"} and not (_is_number(attempt) and int(attempt or 0) > 0):
         raise Refused(f"--attempt {attempt}: expected a number from 1, or all")
     try:
@@ -72,7 +71,9 @@ def logs(
             f"--since {since}: expected a duration, such as 10m, or a time, such as 14:02"
         ) from None
     query: dict[str, Any] = {"tail": tail, "since": start, "times": timestamps, "as_json": as_json}
-    chunks = connect().logs(number, _parse_host(host), attempt, follow, **query)
+    client = connect()
+    [number] = client.ids(job_id)
+    chunks = client.logs(number, _parse_host(host), attempt, follow, **query)
     message = f"{number} keeps running; follow it with: drumline logs {number} --follow"
     with interruptible(message):
         _print(chunks, raw)
@@ -233,7 +234,8 @@ def ssh(
 def cp(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A file or folder.")],
     target: Annotated[
-        str, typer.Argument(metavar="TO", help="The destination. FROM or TO is ID:PATH.")
+        str,
+        typer.Argument(metavar="TO", help="The destination. FROM or TO is ID:PATH or NAME:PATH."),
     ],
     host: Annotated[
         str, typer.Option("--host", metavar="N|all", help="A host index, or all.")
@@ -244,10 +246,13 @@ def cp(
 
     from drumline.jobs.client import Refused
 
-    remote_source, remote_target = _REMOTE_PATH.fullmatch(source), _REMOTE_PATH.fullmatch(target)
+    remote_source = None if os.path.lexists(source) else _REMOTE_PATH.fullmatch(source)
+    remote_target = None if os.path.lexists(target) else _REMOTE_PATH.fullmatch(target)
     remote = remote_source or remote_target
     if remote is None or (remote_source and remote_target):
-        raise Refused("one of FROM and TO must be on a host: write ID:PATH, such as 12:out.txt")
+        raise Refused(
+            "one of FROM and TO must be on a host: write ID:PATH, such as 12:out.txt, or NAME:PATH"
+        )
     if not remote[2]:
         raise Refused(f"{remote[0]} has no path; write {remote[1]}:. for the program's folder")
     if not (host == "all" or _is_number(host)):

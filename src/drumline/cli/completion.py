@@ -1,4 +1,4 @@
-"""`drumline completion`: print the shell script that completes commands, options and job ids."""
+"""`drumline completion`: print the shell script that completes commands, options and jobs."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ def completion(
     shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
     as_json: AsJson = False,
 ) -> None:
-    """Print a shell script that completes commands and job ids."""
+    """Print a shell script that completes commands and jobs."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     from drumline.cli import COMPLETION_VARIABLE

@@ -158,7 +158,7 @@ def resources(as_json: AsJson = False) -> None:
 
 @app.command()
 def preempt(
-    target: Annotated[str, typer.Argument(help="A node, a request, or a job such as 000012.")],
+    target: Annotated[str, typer.Argument(help="A node, a request, or a job: 000012 or its name.")],
     notice: Annotated[
         float,
         typer.Option(
@@ -168,7 +168,7 @@ def preempt(
     as_json: AsJson = False,
 ) -> None:
     """Preempt a slice."""
-    result = _control("preempt", target=target, notice=notice)
+    result = _control("preempt", target=_job_or_resource(target), notice=notice)
     delay = f" in {notice:g} s" if notice else ""
     if as_json:
         typer.echo(json.dumps(result))
@@ -231,7 +231,7 @@ def break_host(
     target: Annotated[
         str,
         typer.Argument(
-            help="A job such as 000012, a node, a request, or a machine such as local-a-v4-4-0."
+            help="A job (its id or name), a node, a request, or a machine such as local-a-v4-4-0."
         ),
     ],
     host: Annotated[
@@ -250,7 +250,8 @@ def break_host(
     as_json: AsJson = False,
 ) -> None:
     """Inject a fault into a host or its machine, or heal both."""
-    result = _control("break", target=target, host=host, how=how, from_step=from_step, chip=chip)
+    fields = {"host": host, "how": how, "from_step": from_step, "chip": chip}
+    result = _control("break", target=_job_or_resource(target), **fields)
     if as_json:
         typer.echo(json.dumps(result))
         return
@@ -258,6 +259,20 @@ def break_host(
     if result["node"] is not None:
         name = f"{result['node']} host {result['host']}"
     typer.echo(f"{name}: {_describe_fault(result)}")
+
+
+def _job_or_resource(target: str) -> str:
+    """Return the id of the job with this name. Other targets are resolved by the emulator."""
+    from drumline.cli.connect import connect
+    from drumline.jobs.client import NoServer
+
+    try:
+        client = connect(autostart=False)
+        if any(job["name"] == target for job in client.list(all=True, name=target)):
+            [target] = client.ids(target)
+    except NoServer:
+        pass  # an emulator without jobs, or on a host of another home
+    return target
 
 
 def _describe_fault(fault: dict[str, Any]) -> str:

@@ -341,12 +341,12 @@ class _Task:
 def _select(client: "Client", verb: str, ids: list[str] | None, every: bool) -> list[str]:
     """Return the given ids, or with `--all` those of every job that the verb applies to."""
     from drumline.cli.rendering.views import ENDED
-    from drumline.jobs.client import Refused, job_id
+    from drumline.jobs.client import Refused
 
     if bool(ids) == every:
         raise Refused(f"{verb}: give job ids, or --all")
     if not every:
-        return list(dict.fromkeys(job_id(text) for text in ids or ()))
+        return [*client.ids(ids or ())]
     applies: dict[str, Callable[[dict[str, Any]], bool]] = {
         "wait": lambda job: job["status"] not in ENDED,
         "cancel": lambda job: job["status"] not in ENDED,

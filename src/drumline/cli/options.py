@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -10,25 +11,31 @@ import typer
 
 
 def complete_job_id(context: typer.Context, incomplete: str) -> list[str]:
-    """Complete the ids of the jobs that `list` shows, newest first. Start no server."""
+    """Complete the ids of the jobs that `list` shows, newest first, and names. Start no server."""
     from drumline.jobs.client import Client, Refused
 
     try:
-        jobs = [str(job["id"]) for job in reversed(Client(autostart=False).list())]
+        jobs = Client(autostart=False).list()
     except (OSError, Refused):
         return []
+    names = [str(job["name"]) for job in jobs]
+    # A shell would split or expand other names, and a number is an id.
+    unique = [n for n in names if names.count(n) == 1 and re.fullmatch(r"(?!\d+$)\w[\w.+-]*", n)]
     typed = context.params.get("job_ids") or ()
-    return [job for job in jobs if job.startswith(incomplete) and job not in typed]
+    words = [*(str(job["id"]) for job in reversed(jobs)), *unique]
+    return [word for word in words if word.startswith(incomplete) and word not in typed]
 
 
 JobId = Annotated[
     str,
-    typer.Argument(metavar="ID", help="A job: 12 or 000012.", autocompletion=complete_job_id),
+    typer.Argument(
+        metavar="ID", help="A job: 12, 000012 or its name.", autocompletion=complete_job_id
+    ),
 ]
 JobIds = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[ID...]", help="Jobs: 12 or 000012; or --all.", autocompletion=complete_job_id
+        metavar="[ID...]", help="Jobs, by id or name; or --all.", autocompletion=complete_job_id
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

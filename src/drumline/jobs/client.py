@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "NoServer", "Refused", "job_id"]
 
 JobId = str | int
+"""An id, or the name of exactly one job."""
 
 ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 STOP_SECONDS = 15.0
@@ -40,11 +41,13 @@ PACK_SECONDS = 600.0
 LONG_POLL_SECONDS = 20.0
 
 
-def job_id(typed: JobId) -> str:
-    """Return the six digits of a job id. 12 and 000012 are the same job."""
+def job_id(typed: JobId) -> str | None:
+    """Return the six digits of a job id, or None for a name. 12 and 000012 are the same job."""
     text = str(typed).strip()
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise Refused(f"{text!r} is not a job id; drumline list shows them")
+    if isinstance(typed, str) and not (text.isascii() and text.isdigit()):
+        return None
+    if len(text) > MAX_FILTER_LENGTH or int(text) < 1:
+        raise Refused(f"{text[:40]!r} is not a job id; drumline list shows them")
     return f"{int(text):06}"
 
 
@@ -53,7 +56,10 @@ MAX_FILTER_LENGTH = 1000
 
 
 class Client:
-    """The commands of the job manager as methods. Ids may be 12, "12" or "000012"."""
+    """The commands of the job manager as methods.
+
+    A job is given by its id, as 12, "12" or "000012", or by its name if only one job has it.
+    """
 
     def __init__(
         self,
@@ -71,6 +77,27 @@ class Client:
 
     # --- Commands on jobs -------------------------------------------------------------------
 
+    def ids(self, jobs: JobId | Iterable[JobId]) -> tuple[str, ...]:
+        """Return the ids of jobs that are given by id or name, each once.
+
+        A number is an id. All names are looked up in one call before a command changes anything.
+        """
+        typed = (jobs,) if isinstance(jobs, str | int) else tuple(jobs)
+        ids = [job_id(job) for job in typed]
+        names = [str(job) for job, known_id in zip(typed, ids, strict=True) if known_id is None]
+        for name in names:
+            if not name.strip() or not name.isprintable() or len(name) > MAX_FILTER_LENGTH:
+                raise Refused(f"{name[:40]!r} is no id or name of a job; drumline list shows them")
+        if names:
+            query = urlencode({"name": names}, doseq=True)
+            named: Any = iter(self._server.call("GET", f"/ids?{query}"))
+            ids = [next(named) if known_id is None else known_id for known_id in ids]
+        return tuple(dict.fromkeys(map(str, ids)))
+
+    def _id(self, job: JobId) -> str:
+        [job_id] = self.ids(job)
+        return job_id
+
     def create(
         self,
         job: "str | Path | Mapping[str, Any] | JobSpec",
@@ -87,7 +114,7 @@ class Client:
         self._server.withheld = frozenset(secrets)
         origin = _origin(job, overrides) or {}
         if begin_from is not None:
-            origin["from"] = job_id(begin_from)
+            origin["from"] = self._id(begin_from)
         body: Json = {"spec": spec.model_dump(mode="json"), "secrets": secrets, "user": _user()}
         body["origin"] = origin or None
         return self._server.call("POST", "/jobs", body, timeout=PACK_SECONDS)
@@ -114,7 +141,7 @@ class Client:
         _secrets(spec.secrets, os.environ if environ is None else environ)
         body: Json = {"spec": spec.model_dump(mode="json")}
         if begin_from is not None:
-            body["origin"] = {"from": job_id(begin_from)}
+            body["origin"] = {"from": self._id(begin_from)}
         return self._server.call("POST", "/plan", body, timeout=PACK_SECONDS)
 
     def resume(
@@ -140,7 +167,7 @@ class Client:
             body["secrets"] = {name: values[name] for name in names if name in values}
         if spec is not None:
             body |= {"spec": document, "origin": origin}
-        path = f"/jobs/{job_id(job)}/resume"
+        path = f"/jobs/{current['id']}/resume"
         response = self._server.call("POST", path, body, timeout=PACK_SECONDS)
         job_file = (current.get("origin") or {}).get("file")
         if spec is None and job_file:
@@ -175,16 +202,18 @@ class Client:
 
     def cancel(self, jobs: JobId | Iterable[JobId]) -> list[Json]:
         """Stop the programs and keep the slices. Return `{job, text}` for each job."""
-        return [self._server.call("POST", f"/jobs/{job}/cancel") for job in _ids(jobs)]
+        return [self._server.call("POST", f"/jobs/{job}/cancel") for job in self.ids(jobs)]
 
     def delete(self, jobs: JobId | Iterable[JobId]) -> list[Json]:
         """Stop the programs and release the slices. Return `{job, text}` for each job."""
-        return [self._server.call("POST", f"/jobs/{job}/delete") for job in _ids(jobs)]
+        return [self._server.call("POST", f"/jobs/{job}/delete") for job in self.ids(jobs)]
 
     def clean(self, jobs: JobId | Iterable[JobId]) -> list[Json]:
         """Delete the jobs with their logs and records. Return `{job, text}` for each job."""
         # The server responds when all of it is gone, after the shutdown of the program.
-        return [self._server.call("POST", f"/jobs/{job}/clean", timeout=None) for job in _ids(jobs)]
+        return [
+            self._server.call("POST", f"/jobs/{job}/clean", timeout=None) for job in self.ids(jobs)
+        ]
 
     def exec(
         self,
@@ -229,7 +258,7 @@ class Client:
         body = {"host": host, "command": command if isinstance(command, str) else list(command)}
         running: set[int] | None = None
         try:
-            for frame in self._server.exchange(f"/jobs/{job_id(job)}/exec", body, stdin):
+            for frame in self._server.exchange(f"/jobs/{self._id(job)}/exec", body, stdin):
                 if "hosts" in frame:
                     running = set(frame["hosts"])
                 elif "data" in frame:
@@ -244,28 +273,28 @@ class Client:
 
     def show(self, job: JobId) -> Json:
         """Return everything about one job."""
-        return self._server.call("GET", f"/jobs/{job_id(job)}")
+        return self._server.call("GET", f"/jobs/{self._id(job)}")
 
     def history(self, job: JobId) -> Json:
         """Return `{job, attempts, points, steps_again}`: the program's metrics over its steps."""
-        return self._server.call("GET", f"/jobs/{job_id(job)}/history")
+        return self._server.call("GET", f"/jobs/{self._id(job)}/history")
 
     def events(self, job: JobId, after: int = 0, wait: float = 0.0) -> Json:
         """Return `{events, job}` after event `after`. Wait up to `wait` seconds for an event."""
         query = urlencode({"after": after, "wait": wait})
-        path = f"/jobs/{job_id(job)}/events?{query}"
+        path = f"/jobs/{self._id(job)}/events?{query}"
         return self._server.call("GET", path, timeout=RESPONSE_SECONDS + wait)
 
     def hosts(self, job: JobId) -> list[Json]:
         """Return the addresses of the job's hosts, and the ssh commands to log in."""
-        hosts: Any = self._server.call("GET", f"/jobs/{job_id(job)}/hosts")
+        hosts: Any = self._server.call("GET", f"/jobs/{self._id(job)}/hosts")
         return list(hosts)
 
     def wait(self, jobs: JobId | Iterable[JobId], timeout: float | None = None) -> dict[str, str]:
         """Wait until all jobs have ended, or for `timeout` seconds. Return the status of each."""
         deadline = None if timeout is None else time.monotonic() + timeout
         statuses = {}
-        for job in _ids(jobs):
+        for job in self.ids(jobs):
             after, wait_seconds = 0, 0.0
             while True:
                 response = self.events(job, after, wait_seconds)
@@ -305,7 +334,7 @@ class Client:
             "json": 1 if as_json else None,
         }
         query = urlencode({k: value for k, value in parameters.items() if value is not None})
-        path = f"/jobs/{job_id(job)}/logs" + (f"?{query}" if query else "")
+        path = f"/jobs/{self._id(job)}/logs" + (f"?{query}" if query else "")
         started = False
         while True:
             try:
@@ -395,7 +424,7 @@ class Client:
         lists jobs older than a given one: the first of a page is the `before` of the next page.
         Without a limit, the list has all active jobs and the newest 1,000 of the others.
         """
-        older = None if before is None else job_id(before)
+        older = None if before is None else self._id(before)
         for text in (name, user, *status):
             if text and len(text) > MAX_FILTER_LENGTH:
                 raise Refused(f"{text[:40]}… is longer than any name, user or status")
@@ -404,12 +433,6 @@ class Client:
         query = urlencode({key: value for key, value in parameters.items() if value is not None})
         jobs: Any = self._server.call("GET", f"/jobs?{query}" if query else "/jobs")
         return [*jobs]
-
-
-def _ids(jobs: JobId | Iterable[JobId]) -> tuple[str, ...]:
-    """Return all ids. They are checked before the first request, so a typo changes nothing."""
-    sequence = (jobs,) if isinstance(jobs, str | int) else jobs
-    return tuple(dict.fromkeys(job_id(typed) for typed in sequence))
 
 
 def _spec(job: "str | Path | Mapping[str, Any] | JobSpec", overrides: Sequence[str]) -> "JobSpec":

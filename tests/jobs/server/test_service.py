@@ -1,4 +1,4 @@
-"""A call that waits for events ends when the server stops."""
+"""Waits that end with the server, and the names of jobs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from drumline.jobs.server.verbs import RequestError
 from tests.jobs.fakes import ServerHarness, run_scenario
 
 WAITS: dict[str, Callable[[ServerHarness, str], Awaitable[Any]]] = {
@@ -30,5 +31,36 @@ def test_a_cancelled_wait_for_events_stops(tmp_path: Path, wait: str) -> None:
         waiting.cancel()
         await asyncio.wait({waiting}, timeout=30)
         assert waiting.cancelled()
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_name_stands_for_the_one_job_that_has_it(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        service = harness.service
+        first = await harness.create(name="llama 1b/ä")
+        number = await harness.create(name="2024")
+        assert service.ids(["llama 1b/ä", "2024"]) == [first, number]
+        with pytest.raises(RequestError, match=r"there is no job llama; drumline list --all"):
+            service.ids(["llama"])
+        hint = f"there is no job 002024; a number is always an id; .* this name is {number}"
+        with pytest.raises(RequestError, match=hint):
+            service.show("002024")
+        second = await harness.create(name="llama 1b/ä")
+        await harness.reaches(first, "RUNNING")
+        await harness.reaches(second, "RUNNING")
+        with pytest.raises(RequestError) as error:
+            service.ids(["llama 1b/ä", "x", "2024"])
+        assert str(error.value).splitlines() == [
+            "2 jobs are named llama 1b/ä; give one of their ids instead:",
+            f"  {second} RUNNING",
+            f"  {first} RUNNING",
+            "there is no job x; drumline list --all lists all jobs",
+        ]
+        # A deleted job keeps its name only if no other job has it.
+        await service.verb(first, "delete", {})
+        assert service.ids(["llama 1b/ä"]) == [second]
+        await service.verb(second, "clean", {})
+        assert service.ids(["llama 1b/ä"]) == [first]
 
     run_scenario(tmp_path, scenario)

@@ -59,6 +59,7 @@ class JobsApi:
                 Route("/jobs", self.list_jobs),
                 Route("/jobs", self.create, methods=["POST"]),
                 Route("/plan", self.plan, methods=["POST"]),
+                Route("/ids", self.ids),
                 Route("/jobs/{id}", self.show),
                 Route("/jobs/{id}/history", self.history),
                 Route("/jobs/{id}/events", self.events),
@@ -99,6 +100,10 @@ class JobsApi:
         """`POST /plan {spec, origin}`: the dry run of `create`."""
         body = await _body(request)
         return JSONResponse(await self._service.plan(_field(body, "spec"), body.get("origin")))
+
+    async def ids(self, request: Request) -> Response:
+        """`GET /ids?name=&name=`: the ids of jobs by their names."""
+        return JSONResponse(self._service.ids(request.query_params.getlist("name")))
 
     async def show(self, request: Request) -> Response:
         """`GET /jobs/{id}`."""

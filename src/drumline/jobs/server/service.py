@@ -8,7 +8,7 @@ import contextlib
 import getpass
 import shlex
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -28,7 +28,13 @@ from drumline.jobs.server.job_files import JobFiles
 from drumline.jobs.server.orphans import Orphans
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.slice_settings import SLICE_KEYS
-from drumline.jobs.store.records import JobFilter, Record, UnreadableJob, UnreadableJobError
+from drumline.jobs.store.records import (
+    UNREADABLE,
+    JobFilter,
+    Record,
+    UnreadableJob,
+    UnreadableJobError,
+)
 from drumline.jobs.store.specs import StoredSpec, checkpoint_owner
 from drumline.observed import HostPhase
 
@@ -37,6 +43,8 @@ RECENT_SECONDS = 24 * 3600.0
 ALL_JOBS = JobFilter()
 MAX_ID_DIGITS = 15
 """The maximum number of digits of a job id in the database."""
+MAX_CANDIDATES = 10
+"""The maximum number of jobs that are listed for an ambiguous name."""
 CLEAN_SECONDS = 30.0
 """Seconds beyond the grace period for which `clean` waits for a job to end."""
 
@@ -77,9 +85,43 @@ class JobService:
             raise self._no_job(job_id)
         return job_id
 
-    def _no_job(self, job_id: str) -> RequestError:
-        job_id = "".join(filter(str.isprintable, job_id))[:40]
-        return RequestError(f"there is no job {job_id}; drumline list --all lists all jobs", 404)
+    def _no_job(self, job: str) -> RequestError:
+        """Return the error for an id or a name of no job."""
+        named = self.store.named(job.lstrip("0")) if job.isdecimal() else []
+        job = "".join(filter(str.isprintable, job))[:40]
+        hint = "drumline list --all lists all jobs"
+        if named:
+            ids = ", ".join(named[-MAX_CANDIDATES:])
+            hint = f"a number is always an id; the job with this name is {ids}"
+        return RequestError(f"there is no job {job}; {hint}", 404)
+
+    def ids(self, names: Iterable[str]) -> list[str]:
+        """Return the ids of jobs by their names. Raise RequestError for every name that fails."""
+        ids, errors = [], []
+        for name in names:
+            candidates = self.store.named(name)
+            if len(candidates) == 1:
+                ids += candidates
+            elif candidates:
+                errors.append(self._ambiguous(name, candidates))
+            else:
+                errors.append(str(self._no_job(name)))
+        if errors:
+            raise RequestError("\n".join(errors), 404)
+        return ids
+
+    def _ambiguous(self, name: str, candidates: Sequence[str]) -> str:
+        """Return the error for a name of several jobs: their ids and states, newest first."""
+        lines = [f"{len(candidates)} jobs are named {name}; give one of their ids instead:"]
+        for job_id in reversed(candidates[-MAX_CANDIDATES:]):
+            try:
+                status: str = self.record(job_id).job.status
+            except RequestError:
+                status = UNREADABLE
+            lines.append(f"  {job_id} {status}")
+        if len(candidates) > MAX_CANDIDATES:
+            lines.append(f"  … and {len(candidates) - MAX_CANDIDATES:,} older ones")
+        return "\n".join(lines)
 
     def overview(self, search: JobFilter = ALL_JOBS) -> list[dict[str, Any]]:
         """Return the summaries of the matching jobs, oldest first."""

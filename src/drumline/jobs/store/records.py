@@ -22,6 +22,7 @@ from drumline.jobs.core.host_history import HostRecord
 from drumline.jobs.core.state import (
     Attempt,
     Decision,
+    DesiredState,
     EffectKind,
     Event,
     Job,
@@ -322,6 +323,19 @@ class Store:
             numbers = self._numbers(f"{condition} AND live = 1", values, None)
             numbers += self._numbers(f"{condition} AND live = 0", values, MAX_ENDED)
         return [f"{number:06}" for number in sorted(numbers)]
+
+    def named(self, name: str) -> list[str]:
+        """Return the ids of the jobs with this name, oldest first.
+
+        Jobs that the user deleted are left out, unless all of them were deleted.
+        """
+        rows = self._db.execute(
+            "SELECT number, CASE WHEN json_valid(state) THEN json_extract(state, '$.wish') END"
+            " AS wish FROM jobs WHERE name = ? ORDER BY number",
+            (name,),
+        ).fetchall()
+        kept = [row for row in rows if row["wish"] != DesiredState.DELETE]
+        return [f"{row['number']:06}" for row in kept or rows]
 
     def _numbers(self, condition: str, values: list[object], limit: int | None) -> list[int]:
         # The condition has only columns and question marks, and no text of the user.
