@@ -167,7 +167,7 @@ class Client:
             body["secrets"] = {name: values[name] for name in names if name in values}
         if spec is not None:
             body |= {"spec": document, "origin": origin}
-        path = f"/jobs/{current['id']}/resume"
+        path = f"/jobs/{self._id(job)}/resume"
         response = self._server.call("POST", path, body, timeout=PACK_SECONDS)
         job_file = (current.get("origin") or {}).get("file")
         if spec is None and job_file:
