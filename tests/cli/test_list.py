@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from drumline.cli.rendering.text import display_width
-from drumline.cli.rendering.views import list_lines
+from drumline.cli.rendering.views import list_lines, summary_line
 from drumline.jobs.server.views import unreadable
 from drumline.jobs.store.records import UnreadableJob
 
@@ -48,6 +48,15 @@ def test_list_prints_zone_progress_and_note(
     assert waiting.endswith("no capacity in us-central2-b for 2 h 10 min")
     assert recovering.endswith("90,200/90,400  host 2 silent, slice being replaced")
     assert summary == "2 slices held, 80 chips, about $212 an hour · 1 waiting"
+
+
+def test_costs_of_emulated_slices_are_kept_apart(a_job: Make) -> None:
+    emulated = a_job("000005", chips_held=4, cost_per_hour=None, would_cost_per_hour=3.686)
+    would_cost = "would be about $3.69 an hour on Google"
+    assert summary_line([emulated]) == f"1 slice held, 4 chips, {would_cost}"
+    assert summary_line([a_job(), emulated]) == (
+        f"2 slices held, 68 chips, about $103 an hour, emulated ones {would_cost}"
+    )
 
 
 def test_list_as_json_has_the_documented_keys(

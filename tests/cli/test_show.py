@@ -248,6 +248,18 @@ def test_an_unknown_job_is_one_message(
     assert capsys.readouterr().err == "'0' is not a job id; drumline list shows them\n"
 
 
+def test_the_cost_of_emulated_slices_is_not_the_cost(a_job: Make) -> None:
+    would_cost = {"would_cost": 1.2, "would_cost_lost": 0.3, "would_cost_zones": ["us-central2-b"]}
+    job = a_job(cost=None, cost_per_hour=None, **would_cost, would_cost_per_hour=3.686)
+    assert (
+        "cost     would be $1.20, of it $0.30 lost so far, $3.69 an hour now, on Google at prices"
+        " of us-central2-b"
+    ) in show_lines(job, now=NOON)
+    held = job | {"slice": {"name": "dl-1", "zone": "local-a", "per_hour": None}}
+    expected = "slice    dl-1 in local-a, would be about $3.69 an hour on Google"
+    assert expected in show_lines(held, now=NOON)
+
+
 @pytest.mark.parametrize(
     ("outcomes", "message"),
     [

@@ -39,7 +39,8 @@ def test_a_duration_in_its_two_largest_units(seconds: float, written: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("amount", "written"), [(9.12, "$9.12"), (99.999, "$100"), (1234.5, "$1,234"), (0, "$0.00")]
+    ("amount", "written"),
+    [(9.12, "$9.12"), (99.999, "$100"), (1234.5, "$1,234"), (0, "$0.00"), (0.001, "<$0.01")],
 )
 def test_dollars(amount: float, written: str) -> None:
     assert format_dollars(amount) == written

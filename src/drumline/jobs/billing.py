@@ -6,17 +6,20 @@ the letter may be old, and Google decides.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from drumline.chips import LOCAL_ZONES, chip, price, region_of, slice_of
+from drumline.chips import LOCAL_ZONES, chip, price, region_of, slice_of, zone_offers
 from drumline.jobs.core.state import Candidate, Outcome
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.store.records import SliceRow
 from drumline.jobs.store.specs import StoredSpec
 
 Attempt = Mapping[str, Any]
+RateOf = Callable[[str, str, str], float | None]
+"""A price in dollars per hour, of an accelerator in a zone with a capacity tier."""
 
 _SAVED = frozenset({Outcome.SUCCEEDED.value, Outcome.RESTARTED.value})
 """Outcomes of attempts that lost nothing, because the program saved its work."""
@@ -32,11 +35,39 @@ def price_per_hour(accelerator: str, zone: str, capacity: str) -> float | None:
     return None if quote is None else quote.per_chip_hour * slice_type.chips
 
 
-def cost_of_slices(rows: Iterable[SliceRow], spec: StoredSpec, now: float) -> float | None:
+def would_cost_per_hour(accelerator: str, zone: str, capacity: str) -> float | None:
+    """Return what a slice of the emulator would cost per hour on Google; None for a real slice."""
+    reference = price_zone(accelerator, capacity) if zone in LOCAL_ZONES else None
+    return None if reference is None else price_per_hour(accelerator, reference, capacity)
+
+
+@lru_cache
+def price_zone(accelerator: str, capacity: str) -> str | None:
+    """Return the cheapest zone for a slice, the zone of the prices of emulated slices.
+
+    Zones that need a grant only count if no public zone has a price.
+    """
+    offers = zone_offers(slice_of(accelerator))
+    rates = {offer: price_per_hour(accelerator, offer.zone, capacity) for offer in offers}
+    priced = [(not offer.public, rate, offer.zone) for offer, rate in rates.items() if rate]
+    return min(priced)[2] if priced else None
+
+
+def rate_text(accelerator: str, zone: str, capacity: str) -> str:
+    """Return the price of a slice as text, or nothing if it is not known."""
+    if rate := price_per_hour(accelerator, zone, capacity):
+        return f"about ${rate:,.2f} an hour"
+    rate = would_cost_per_hour(accelerator, zone, capacity)
+    return f"would be about ${rate:,.2f} an hour on Google" if rate else ""
+
+
+def cost_of_slices(
+    rows: Iterable[SliceRow], spec: StoredSpec, now: float, rate_of: RateOf = price_per_hour
+) -> float | None:
     """Return the cost of a job's slices so far; None if no price is known."""
     total, known = 0.0, False
     for row in rows:
-        rate = price_per_hour(row.accelerator, row.zone, spec.capacity)
+        rate = rate_of(row.accelerator, row.zone, spec.capacity)
         if rate is None or row.ready is None:
             continue
         known = True
@@ -50,6 +81,7 @@ def cost_of_lost_steps(
     steps_by_attempt: Mapping[int, Steps],
     slices: Sequence[SliceRow],
     spec: StoredSpec,
+    rate_of: RateOf = price_per_hour,
 ) -> float | None:
     """Return the cost of the time whose steps were lost; None if that is not known.
 
@@ -63,7 +95,7 @@ def cost_of_lost_steps(
         paid_from = _paid_from(attempt, slices)
         if ended is None or outcome in _SAVED or paid_from is None or paid_from >= ended:
             continue
-        rate = price_per_hour(attempt["accelerator"], attempt["zone"], spec.capacity)
+        rate = rate_of(attempt["accelerator"], attempt["zone"], spec.capacity)
         if rate is None:
             return None
         steps = steps_by_attempt.get(attempt["number"])

@@ -1,10 +1,17 @@
 """Values derived from heartbeats: repeated steps, and the cost of lost steps."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from drumline.jobs.billing import cost_of_lost_steps, price_per_hour
+from drumline.jobs.billing import (
+    cost_of_lost_steps,
+    cost_of_slices,
+    price_per_hour,
+    price_zone,
+    would_cost_per_hour,
+)
 from drumline.jobs.core.steps import Steps, count_repeated_steps, update_steps
 from drumline.jobs.store.records import SliceRow
 from drumline.jobs.store.specs import StoredSpec
@@ -94,6 +101,21 @@ def lost_hours(
 ) -> float | None:
     cost = cost_of_lost_steps(attempts, courses, slices, StoredSpec.from_json(SPEC | spec))
     return None if cost is None else round(cost / RATE, 3)
+
+
+def test_emulated_slices_have_the_price_of_the_cheapest_public_zone_apart_from_real_costs() -> None:
+    rows = [held(0, 2), replace(held(2, 5), zone="local-a")]
+    spec = StoredSpec.from_json(SPEC)
+    assert price_zone("v4-128", "spot") == ZONE
+    assert cost_of_slices(rows, spec, 9 * HOUR) == pytest.approx(2 * RATE, abs=1e-3)
+    would_cost = cost_of_slices(rows, spec, 9 * HOUR, would_cost_per_hour)
+    assert would_cost == pytest.approx(3 * RATE, abs=1e-3)
+    assert would_cost_per_hour("v4-128", ZONE, "spot") is None
+    assert price_zone("v6e-8", "spot") == "us-central1-b"  # others cost less and need a grant
+    assert price_zone("7x-8", "spot") is None
+    attempts = [attempt(1, 2, 4, "preempted") | {"zone": "local-a"}]
+    lost = cost_of_lost_steps(attempts, {}, rows, StoredSpec(), would_cost_per_hour)
+    assert lost == pytest.approx(2 * RATE, abs=1e-3)
 
 
 def test_lost_is_the_time_from_the_last_checkpoint_to_the_preemption() -> None:

@@ -237,17 +237,27 @@ def _event_lines(job: Job, now: float) -> list[str]:
 
 
 def _cost_lines(job: Job) -> list[str]:
-    if job.get("cost") is None:
-        return []
-    text = format_dollars(job["cost"])
+    """Return the cost of real slices, and what the emulated ones would cost."""
+    lines = []
+    if job.get("cost") is not None:
+        lines.append(_cost_text(job, "cost"))
+    if job.get("would_cost") is not None:
+        zones = ", ".join(job["would_cost_zones"])
+        lines.append(f"would be {_cost_text(job, 'would_cost')}, on Google at prices of {zones}")
+    return lines
+
+
+def _cost_text(job: Job, key: str) -> str:
+    """Return the cost so far, its lost part, and the current price. `key` is the JSON field."""
+    text = format_dollars(job[key])
     ended = [attempt for attempt in job.get("attempts") or [] if attempt.get("ended")]
-    if ended and job.get("cost_lost", 0.0) is None:
+    if ended and job.get(f"{key}_lost", 0.0) is None:
         text += f", of it {DASH} lost"
-    elif job.get("cost_lost"):
-        text += f", of it {format_dollars(job['cost_lost'])} lost"
-    if job.get("cost_per_hour"):
-        text += f" so far, {format_dollars(job['cost_per_hour'])} an hour now"
-    return [text]
+    elif job.get(f"{key}_lost"):
+        text += f", of it {format_dollars(job[f'{key}_lost'])} lost"
+    if job.get(f"{key}_per_hour"):
+        text += f" so far, {format_dollars(job[f'{key}_per_hour'])} an hour now"
+    return text
 
 
 def slice_lines(job: Job, now: float) -> list[str]:
@@ -263,6 +273,9 @@ def slice_lines(job: Job, now: float) -> list[str]:
         facts.append(f"kept until {until} for a resume")
     if tpu_slice.get("per_hour"):
         facts.append(f"about {format_dollars(tpu_slice['per_hour'])} an hour")
+    elif job.get("would_cost_per_hour"):
+        rate = format_dollars(job["would_cost_per_hour"])
+        facts.append(f"would be about {rate} an hour on Google")
     return [", ".join(fact for fact in facts if fact)]
 
 

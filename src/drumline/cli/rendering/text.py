@@ -147,7 +147,9 @@ def _pair(amount: int, size: int, large: str, small: str) -> str:
 
 
 def format_dollars(amount: float) -> str:
-    """Format as `$9.12`, or without cents from a hundred: `$1,234`."""
+    """Format as `$9.12`, without cents from a hundred: `$1,234`, and `<$0.01` for less."""
+    if 0 < amount < 0.005:
+        return "<$0.01"
     return f"${amount:,.0f}" if abs(amount) >= 99.995 else f"${amount:,.2f}"
 
 

@@ -132,6 +132,10 @@ def summary_line(jobs: Sequence[Job]) -> str:
     cost_per_hour = sum(job.get("cost_per_hour") or 0.0 for job in holders)
     if cost_per_hour:
         facts.append(f"about {format_dollars(cost_per_hour)} an hour")
+    would_cost = sum(job.get("would_cost_per_hour") or 0.0 for job in holders)
+    if would_cost:
+        subject = "emulated ones " if cost_per_hour else ""
+        facts.append(f"{subject}would be about {format_dollars(would_cost)} an hour on Google")
     return ", ".join(facts) + (f" · {waiting:,} waiting" if waiting else "")
 
 
@@ -256,11 +260,12 @@ def describe_plan(verb: str, job: Job) -> str:
             return f"would change nothing: {name} is {job['status']}"
         if not holds_slice:
             return f"would stop {state}; it holds no slice"
-        price = (
-            f", about {format_dollars(job['cost_per_hour'])} an hour"
-            if job.get("cost_per_hour")
-            else ""
-        )
+        price = ""
+        if job.get("cost_per_hour"):
+            price = f", about {format_dollars(job['cost_per_hour'])} an hour"
+        elif job.get("would_cost_per_hour"):
+            rate = format_dollars(job["would_cost_per_hour"])
+            price = f", would be about {rate} an hour on Google"
         return f"would stop the program of {state} and keep {_chips(job)}{price}"
     effects = [] if ended else [f"stop {state}"]
     if holds_slice:

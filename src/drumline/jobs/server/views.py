@@ -1,17 +1,24 @@
 """Views of a job as JSON, for the command line and for programs."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from drumline import __version__
 from drumline.chips import slice_of
-from drumline.jobs.billing import cost_of_lost_steps, cost_of_slices, price_per_hour
+from drumline.jobs.billing import (
+    cost_of_lost_steps,
+    cost_of_slices,
+    price_per_hour,
+    price_zone,
+    rate_text,
+    would_cost_per_hour,
+)
 from drumline.jobs.core.state import Candidate, Job, Status
-from drumline.jobs.core.steps import count_repeated_steps
+from drumline.jobs.core.steps import Steps, count_repeated_steps
 from drumline.jobs.slice_settings import SliceSettings
-from drumline.jobs.store.records import UNREADABLE, Record, UnreadableJob
+from drumline.jobs.store.records import UNREADABLE, Record, SliceRow, UnreadableJob
 from drumline.jobs.store.specs import StoredSpec
 
 if TYPE_CHECKING:
@@ -25,7 +32,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     tier = record.spec.capacity
     ready = job.placement if job.placement and job.placement.ready_at is not None else None
     listed = supervisor.polls.listed(ready) if ready else None
-    rate = price_per_hour(ready.accelerator, ready.zone, tier) if ready else None
+    slice_terms = (ready.accelerator, ready.zone, tier) if ready else None
     return {
         "id": job.id,
         "user": record.user,
@@ -52,7 +59,8 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             for placement in job.parked
         ],
         "chips_held": ready.chips if ready else 0,
-        "cost_per_hour": rate,
+        "cost_per_hour": price_per_hour(*slice_terms) if slice_terms else None,
+        "would_cost_per_hour": would_cost_per_hour(*slice_terms) if slice_terms else None,
     }
 
 
@@ -61,7 +69,7 @@ def unreadable(aside: UnreadableJob) -> dict[str, Any]:
     identity = {"id": aside.id, "user": aside.user, "name": aside.name, "status": UNREADABLE}
     unknown = dict.fromkeys(
         ("accelerator", "zone", "host0_ip", "progress", "created", "ended", "cost_per_hour")
-    )
+    ) | {"would_cost_per_hour": None}
     counts = dict.fromkeys(
         ("attempts_made", "preemptions", "failures", "bad_hosts", "chips_held"), 0
     )
@@ -83,8 +91,8 @@ def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
         return f"{error}; last state: {job.reason}" if differs else error
     remaining = supervisor.kept_for(job)
     if remaining is not None and job.placement is not None:
-        rate = price_per_hour(job.placement.accelerator, job.placement.zone, spec.capacity)
-        cost = f", about ${rate:,.2f} an hour" if rate else ""
+        rate = rate_text(job.placement.accelerator, job.placement.zone, spec.capacity)
+        cost = f", {rate}" if rate else ""
         until = f"until {_clock_time(time.time() + remaining)}"
         if job.status is Status.FAILED:
             tpu_slice = f"slice {job.placement.accelerator} in {job.placement.zone}"
@@ -165,6 +173,26 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "steps_again": count_repeated_steps(steps.values()),
         "cost": cost_of_slices(slices, record.spec, time.time()),
         "cost_lost": cost_of_lost_steps(attempts, steps, slices, record.spec),
+        **_would_cost(attempts, steps, slices, record.spec),
+    }
+
+
+def _would_cost(
+    attempts: Sequence[Mapping[str, Any]],
+    steps: Mapping[int, Steps],
+    slices: Sequence[SliceRow],
+    spec: StoredSpec,
+) -> dict[str, Any]:
+    """Return what the emulated slices of a job would have cost on Google, and in which zones."""
+    rate_of = would_cost_per_hour
+    total = cost_of_slices(slices, spec, time.time(), rate_of)
+    if total is None:
+        return {"would_cost": None, "would_cost_lost": None, "would_cost_zones": []}
+    zones = [price_zone(row.accelerator, spec.capacity) for row in slices]
+    return {
+        "would_cost": total,
+        "would_cost_lost": cost_of_lost_steps(attempts, steps, slices, spec, rate_of),
+        "would_cost_zones": [*dict.fromkeys(zone for zone in zones if zone)],
     }
 
 
@@ -177,8 +205,8 @@ def plan_lines(
     """Return the lines of `create --dry-run`. `settings` include those of config.yaml."""
     first = choices[0]
     tpu_slice = slice_of(first.accelerator)
-    rate = price_per_hour(first.accelerator, first.zone, spec.capacity)
-    cost_per_hour = f", about ${rate:,.0f} an hour" if rate else ""
+    rate = rate_text(first.accelerator, first.zone, spec.capacity)
+    cost_per_hour = f", {rate}" if rate else ""
     zones = list(dict.fromkeys(c.zone for c in choices if c.accelerator == first.accelerator))
     others = list(dict.fromkeys(c.accelerator for c in choices[1:]))
     others = [name for name in others if name != first.accelerator]
