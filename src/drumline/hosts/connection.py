@@ -381,6 +381,15 @@ def check_archive(path: Path) -> None:
         ) from error
 
 
+def check_interpreter(path: Path) -> None:
+    """Raise UnusableFileError if the Python of a job on the emulator is gone."""
+    if not os.access(path, os.X_OK):
+        raise UnusableFileError(
+            f"the Python that created this job, {path}, is no longer on this machine; "
+            "drumline resume continues the job with the Python of that command"
+        )
+
+
 # Failures ----------------------------------------------------------------------------------------
 
 _NO_ROUTE = frozenset(

@@ -27,6 +27,7 @@ from drumline.hosts.connection import (
     ProxyFailed,
     UnusableFileError,
     check_archive,
+    check_interpreter,
     contact_failure,
     describe_connection_error,
 )
@@ -257,6 +258,8 @@ class HostRunner:
 
     async def _prepare(self, agent: RemoteAgent) -> bool:
         """Free the chips, send the code and run the set-up. Return False if that fails."""
+        if self.program.interpreter is not None:
+            check_interpreter(self.program.interpreter)
         self._update_report(phase=HostPhase.PREPARING, detail="chips")
         result = await agent.ask(
             wire.PrepareResult,

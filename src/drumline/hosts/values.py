@@ -55,6 +55,8 @@ class Program:
     """The fencing number of the attempt, for its claim on the checkpoint folder."""
     wrap: tuple[str, ...] = ()
     """Arguments before `bash` that run a container or activate an environment."""
+    interpreter: Path | None = None
+    """The Python of the client, for hosts of the emulator, which are on the same machine."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ def program_message(program: Program, assignment: HostAssignment) -> Prepare:
         checkpoint=program.checkpoint,
         work=work_folder(program),
         wrap=list(program.wrap),
+        **({"interpreter": str(program.interpreter)} if program.interpreter else {}),
     )
     return Prepare(
         program=vars(host_program),

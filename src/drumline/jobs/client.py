@@ -10,6 +10,7 @@ is synchronous and imports only the standard library, because every command load
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -116,7 +117,7 @@ class Client:
         if begin_from is not None:
             origin["from"] = self._id(begin_from)
         body: Json = {"spec": spec.model_dump(mode="json"), "secrets": secrets, "user": _user()}
-        body["origin"] = origin or None
+        body |= {"origin": origin or None, "interpreter": sys.executable or None}
         return self._server.call("POST", "/jobs", body, timeout=PACK_SECONDS)
 
     def plan(
@@ -160,7 +161,7 @@ class Client:
         spec, origin = self._spec_for_resume(current, file, overrides)
         document = current["spec"] if spec is None else spec.model_dump(mode="json")
         names, values = document.get("secrets") or (), os.environ if environ is None else environ
-        body: Json = {}
+        body: Json = {"interpreter": sys.executable or None}
         if current["status"] in ENDED:
             body["secrets"] = _secrets(names, values)
         else:  # a job that is being cancelled may be resumed; the server refuses all others

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -423,3 +424,34 @@ def test_a_failed_set_up_shows_its_line_and_has_its_own_time(shell: Shell) -> No
     assert "setup:2  ls /nowhere  exit code 2: ls: cannot access" in failed.out
     assert "failed after 1 failure of the set-up" in failed.out
     assert "program" not in failed.out
+
+
+def test_the_hosts_run_the_python_of_the_client_that_created_the_job(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installation, environment = shell.installation, tmp_path / "my env"
+    venv.create(environment)
+    where = f"import sys; open({str(tmp_path / 'prefixes')!r}, 'a').write(sys.prefix + '\\n')"
+    program = installation.write_job(
+        f'python -c "{where}"\npython3 -c "{where}"\nsleep 600', accelerator="v4-8"
+    )
+    with monkeypatch.context() as client_in_another_environment:
+        client_in_another_environment.setattr(sys, "executable", str(environment / "bin/python3"))
+        job = str(installation.client.create(program)["id"])
+    seen = tmp_path / "prefixes"
+    installation.until(lambda: seen.exists() and seen.read_text().count("\n") == 2, what="both")
+    assert set(seen.read_text().splitlines()) == {str(environment)}
+    (result,) = installation.client.exec(job, "python -c 'import sys; print(sys.prefix)'")
+    assert result["stdout"] == f"{environment}\n"
+
+    shutil.rmtree(environment)
+    installation.emulator("preempt", target=job)
+    ended = installation.end(job)
+    assert ended["status"] == "FAILED"
+    assert f"{environment}/bin/python3, is no longer on this machine" in ended["reason"]
+    assert ended["chips_held"] == 0
+    seen.unlink()
+    assert shell("resume", job).code == 0
+    installation.until(lambda: seen.exists() and seen.read_text().count("\n") == 2, what="both")
+    assert set(seen.read_text().splitlines()) == {sys.prefix}
+    assert shell("delete", job, "--yes").code == 0

@@ -15,6 +15,7 @@ from .environment import (
     program_environment,
     read_program,
     working_copy,
+    write_interpreter,
     write_script,
     write_variable_names,
 )
@@ -57,6 +58,9 @@ def prepare(folder: str, chip_timeout: str) -> None:
     if not started and not os.path.exists(os.path.join(folder, "stop.json")):
         write_json(message.program, folder, "program.json")
         write_json(message.secrets, folder, "secrets.json")
+        program = HostProgram(**message.program)
+        if program.interpreter:
+            write_interpreter(folder, program.interpreter)
     have_code = message.archive is None or unpack_archive(
         message.archive, HostProgram(**message.program).work
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 from .files import below_root, read_json
 from .wire import HostProgram
@@ -34,12 +35,33 @@ def read_program(folder: str) -> HostProgram:
     return program
 
 
+def host_environment(folder: str, program: HostProgram | None) -> dict[str, str]:
+    """Return the variables of the host, with the Python of the job first in PATH."""
+    environment = dict(os.environ)
+    if program is not None and program.interpreter:
+        folders = [os.path.join(folder, "bin"), os.path.dirname(program.interpreter)]
+        folders.append(environment.get("PATH", os.defpath))
+        environment["PATH"] = os.pathsep.join(folders)
+    return environment
+
+
+def write_interpreter(folder: str, interpreter: str) -> None:
+    """Write the commands `python` and `python3`, which start this Python.
+
+    They are no links, because a linked Python does not find the packages of its environment.
+    """
+    os.makedirs(os.path.join(folder, "bin"), exist_ok=True)
+    for name in ("python", "python3"):
+        script = f'#!/bin/sh\nexec {shlex.quote(interpreter)} "$@"'
+        os.chmod(write_script(os.path.join(folder, "bin"), name, script), 0o700)
+
+
 def program_environment(folder: str, program: HostProgram) -> dict[str, str]:
     """Return the variables of the host, the user, the secrets and Drumline, in that order."""
     # Variables of an earlier multislice job make the next one hang.
     environment = {
         name: value
-        for name, value in os.environ.items()
+        for name, value in host_environment(folder, program).items()
         if not name.startswith(("MEGASCALE_", "SSH_"))
     }
     environment.setdefault("PYTHONUNBUFFERED", "1")

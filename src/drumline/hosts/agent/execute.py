@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 
-from .environment import find_program, working_copy
+from .environment import find_program, host_environment, working_copy
 from .processes import session_processes, terminate
 from .wire import Command, receive_line
 
@@ -24,7 +24,8 @@ def execute(folder: str) -> None:
     cwd = working_copy(program.work) if program else os.path.expanduser("~")
     command = ["bash", "-c", message.command]
     stdin = None if message.stdin else subprocess.DEVNULL
-    child = subprocess.Popen(command, cwd=cwd, stdin=stdin, start_new_session=True)
+    environment = host_environment(folder, program)
+    child = subprocess.Popen(command, cwd=cwd, env=environment, stdin=stdin, start_new_session=True)
 
     def end_command(*_: object) -> None:
         terminate(lambda: session_processes(child.pid), GRACE_SECONDS)

@@ -74,6 +74,8 @@ class HostProgram(Message):
     """The working copy, relative to ~/.drumline."""
     wrap: list[str]
     """The arguments before `bash`."""
+    interpreter: str = ""
+    """The Python that `python` and `python3` are; empty for that of the host."""
 
 
 class Prepare(Message):

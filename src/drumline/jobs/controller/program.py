@@ -67,6 +67,7 @@ def build_program(record: Record, attempt: int, placement: Placement, folders: F
         owner=record.job.owner,
         fence=current.fence if current and current.number == attempt else 0,
         wrap=run_wrap(python, job_id, spec.mounts),
+        interpreter=Path(spec.interpreter) if spec.interpreter else None,
     )
 
 

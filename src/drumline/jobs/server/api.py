@@ -88,11 +88,15 @@ class JobsApi:
         return JSONResponse(self._service.overview(parse_search(request.query_params)))
 
     async def create(self, request: Request) -> Response:
-        """`POST /jobs {spec, secrets, user, origin}`."""
+        """`POST /jobs {spec, secrets, user, origin, interpreter}`."""
         body = await _body(request)
         await asyncio.to_thread(self._before_create)
         job = await self._service.create(
-            _field(body, "spec"), body.get("secrets", {}), body.get("user", ""), body.get("origin")
+            _field(body, "spec"),
+            body.get("secrets", {}),
+            body.get("user", ""),
+            body.get("origin"),
+            body.get("interpreter"),
         )
         return JSONResponse(job, status_code=201)
 

@@ -40,6 +40,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "origin": (_is_object, "an object"),
     "secrets": (_is_object_of_texts, "an object of texts"),
     "user": (_is_text, "a text"),
+    "interpreter": (_is_text, "a text"),
     "names": (_is_texts, "a list of texts"),
     "command": (_is_command, "a text or a list of texts"),
     "host": (_is_host, "a host index or all"),

@@ -195,11 +195,12 @@ class JobService:
         secrets: Mapping[str, str],
         user: str,
         origin: Mapping[str, Any] | None = None,
+        interpreter: str | None = None,
     ) -> dict[str, Any]:
         """Create a job and pack its code, so that later edits do not change it.
 
         `origin` has the `file` and the `overrides` for a later resume, and in `from` the job whose
-        checkpoints the new job takes over.
+        checkpoints the new job takes over. `interpreter` is the Python of the client.
         """
         job_origin = dict(origin or {})
         if job_origin.get("from"):
@@ -214,6 +215,7 @@ class JobService:
         archive = await self.files.pack(spec, bundled)
         stored = spec.model_dump(mode="json")
         stored |= {"archive": archive, "origin": job_origin or None}
+        stored["interpreter"] = self._local_interpreter(interpreter)
         now = time.time()
         stored["checkpoint_owner"] = checkpoint_owner(self.store.owner, now)
         _stored_spec(stored)
@@ -240,6 +242,10 @@ class JobService:
             self.store.add_event(record.job.id, Event("note", line), now)
         self.supervisor.wake()
         return views.full(self.supervisor, record) | {"warnings": warnings} | packing
+
+    def _local_interpreter(self, interpreter: str | None) -> str | None:
+        """Return the Python of a client for the hosts, which only the emulator has here."""
+        return interpreter if self.supervisor.config.local else None
 
     def _take_over(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any]
@@ -386,7 +392,9 @@ class JobService:
         owner = record.spec.checkpoint_owner
         if after["checkpoint"] != before.get("checkpoint"):
             owner = checkpoint_owner(self.store.owner, time.time())
+        interpreter = self._local_interpreter(body.get("interpreter")) or record.spec.interpreter
         added = {"archive": archive, "origin": origin, "checkpoint_owner": owner}
+        added["interpreter"] = interpreter
         stored = _stored_spec(after | added)
         terms = verbs.JobTerms.of(spec, choices)
         # No await from here on: the job is read again and changed at once.

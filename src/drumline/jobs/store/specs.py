@@ -87,6 +87,8 @@ class StoredSpec:
     """The settings of its slices, without those of config.yaml."""
     archive: PackedCode | None = None
     origin: Origin | None = None
+    interpreter: str | None = None
+    """The Python of the client, which the hosts of the emulator run."""
     document: SkipValidation[Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """The whole spec as JSON, to be stored, displayed and compared with a later version."""
 
@@ -131,7 +133,7 @@ def checkpoint_owner(owner: str, created_at: float) -> str:
 
 
 _MAY_BE_EMPTY = frozenset({"run", "external_ip"})
-_ADDED_KEYS = frozenset({"archive", "origin", "checkpoint_owner"})
+_ADDED_KEYS = frozenset({"archive", "origin", "checkpoint_owner", "interpreter"})
 _STORED: TypeAdapter[Any] = TypeAdapter(StoredSpec)
 
 
