@@ -313,11 +313,22 @@ def delete(
 def clean(
     job_ids: JobIds = None,
     every: Annotated[bool, typer.Option("--all", help="Every job that has ended.")] = False,
+    home: Annotated[
+        bool, typer.Option("--home", help="Delete all jobs, settings and files of Drumline.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
     """Delete jobs and remove their logs and records. Asks for confirmation."""
+    if home:
+        from drumline.cli.uninstall import clean_home
+        from drumline.jobs.client import Refused
+
+        if job_ids or every:
+            raise Refused("clean: --home deletes everything and takes no job ids and no --all")
+        clean_home(yes, as_json, dry_run)
+        return
     client = connect()
     task = _Task("clean", lambda job: client.clean(job)[0], not yes, as_json, dry_run)
     _run(client, task, _select(client, "clean", job_ids, every))

@@ -110,8 +110,18 @@ def _orphan_line(orphan: dict[str, Any]) -> str:
 
 
 @app.command()
-def stop(as_json: AsJson = False) -> None:
+def stop(
+    every: Annotated[
+        bool, typer.Option("--all", help="Also stop the emulator and its hosts.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Stop the server; programs keep running without supervision."""
+    if every:
+        from drumline.cli.uninstall import stop_all
+
+        stop_all(as_json)
+        return
     client = connect(autostart=False)
     stopped = client.stop_server()
     if as_json:

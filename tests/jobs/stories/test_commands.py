@@ -455,3 +455,22 @@ def test_the_hosts_run_the_python_of_the_client_that_created_the_job(
     installation.until(lambda: seen.exists() and seen.read_text().count("\n") == 2, what="both")
     assert set(seen.read_text().splitlines()) == {sys.prefix}
     assert shell("delete", job, "--yes").code == 0
+
+
+def test_everything_of_a_home_is_stopped_and_deleted(installation: Installation) -> None:
+    shell = Shell(installation)
+    job = shell.create("sleep 600")
+    installation.reaches(job, "RUNNING")
+    pids = [host["pid"] for host in installation.emulator("resources")["hosts"]]
+    refused = shell("clean", "--home", "--yes")
+    assert refused.code == 2
+    assert "a server and an emulator run" in refused.err
+    stopped = shell("server", "stop", "--all")
+    assert stopped.code == 0
+    assert "stopped the server, process " in stopped.out
+    assert "stopped the emulator, process " in stopped.out
+    assert f"and its {len(pids)} host" in stopped.out
+    assert "1 unfinished job will continue" in stopped.out
+    assert not any(Path("/proc", str(pid)).exists() for pid in pids)
+    assert shell("clean", "--home", "--yes").code == 0
+    assert not installation.home.exists()
