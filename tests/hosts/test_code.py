@@ -1,5 +1,7 @@
 """The packed code: its files, and equal archives for equal files."""
 
+import gzip
+import hashlib
 import os
 import shutil
 import subprocess
@@ -153,6 +155,28 @@ def test_the_largest_files_are_named(tmp_path: Path) -> None:
     largest = (("e.bin", 4_000_000), ("d.bin", 3_000_000), ("c.bin", 2_000_000))
     assert measure(folder).largest == largest
     assert pack(folder, tmp_path / "out").largest == largest
+
+
+def test_large_files_are_stored_once_beside_the_archive(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "code", "train.py")
+    for name, data in {"text": b"abc\n" * 500_000, "copy": b"abc\n" * 500_000}.items():
+        (folder / name).write_bytes(data)
+    (folder / "random").write_bytes(os.urandom(2_000_000))
+    first = pack(folder, tmp_path / "out")
+    assert (first.files, first.bytes, len(first.large_files)) == (4, 6_000_017, 2)
+    large = [tmp_path / "out" / f"{sha}.gz" for sha in first.large_files]
+    contents = {path.name: gzip.decompress(path.read_bytes()) for path in large}
+    assert contents.keys() == {f"{hashlib.sha256(d).hexdigest()}.gz" for d in contents.values()}
+    assert first.path.stat().st_size < 2000
+    sizes = sorted(path.stat().st_size for path in large)
+    assert sizes[0] < 20_000, "what can be compressed is"
+    assert sizes[1] > 2_000_000, "and the rest is not"
+    (folder / "train.py").write_text("changed")
+    second = pack(folder, tmp_path / "out")
+    assert second.large_files == first.large_files
+    (folder / "random").write_bytes(os.urandom(2_000_000))
+    assert pack(folder, tmp_path / "out").sha256 != second.sha256
+    assert not list((tmp_path / "out").glob(".*"))
 
 
 @NEEDS_GIT

@@ -9,6 +9,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from drumline.hosts.agent.wire import archive_name
 from drumline.hosts.connection import (
     Connection,
     HostKeyChanged,
@@ -112,7 +113,7 @@ def test_a_lost_key_is_named_and_the_contact_recovers_with_it(tmp_path: Path) ->
 
 def test_a_lost_archive_is_no_fault_of_the_host(tmp_path: Path) -> None:
     async def story(stand_ins: Slice) -> None:
-        archive = tmp_path / "gone.tar.gz"
+        archive = tmp_path / archive_name("a" * 64)
         session = stand_ins.session(program(archive=archive, archive_sha="a" * 64))
         session.start()
         await until(lambda: session.reports()[0].contact is not None, "a failure")

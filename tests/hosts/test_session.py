@@ -56,6 +56,39 @@ def test_two_hosts_get_the_code_run_the_set_up_and_start_together(tmp_path: Path
     on_hosts(tmp_path, 2, story)
 
 
+def test_only_files_that_a_host_does_not_have_are_sent(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "data.bin").write_bytes(os.urandom(3_000_000))
+
+    async def story(slice_: Slice) -> None:
+        received = []
+        for attempt in (1, 2):
+            (code / "train.py").write_text(f"print('attempt {attempt}')\n")
+            archive = pack(code, tmp_path / "archives")
+            what = program(
+                job_id=f"00000{attempt}",
+                run="wc -c < data.bin; cat train.py",
+                archive=archive.path,
+                archive_sha=archive.sha256,
+                large_files=archive.large_files,
+            )
+            for host in slice_.hosts:
+                host.commands.clear()
+            session = slice_.session(what, logs=slice_.folder / f"logs-{attempt}")
+            session.start()
+            await reach(session, HostPhase.EXITED)
+            log = (slice_.folder / f"logs-{attempt}" / "host-1.log").read_text()
+            assert log == f"3000000\nprint('attempt {attempt}')\n"
+            assert {report.bytes_to_send for report in session.reports()} == {0}
+            commands = [line for host in slice_.hosts for line in host.commands]
+            received.append(sum(" receive " in line for line in commands))
+            await session.close()
+        assert received == [4, 2], "the archive and the large file, then only the archive"
+
+    on_hosts(tmp_path, 2, story)
+
+
 def test_no_program_starts_before_all_hosts_are_ready(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         slow = 'if [[ $HOME == *home-1 ]]; then while [ ! -e "$HOME/go" ]; do sleep 0.05; done; fi'

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -378,9 +378,14 @@ class SimulatedConnection:
         return cls(host)
 
     async def run(
-        self, command: str, input_bytes: bytes = b"", input_file: Path | None = None
+        self,
+        command: str,
+        input_bytes: bytes = b"",
+        input_file: Path | None = None,
+        on_sent: Callable[[int], None] | None = None,
     ) -> CompletedCommand:
         """Run a command to its end."""
+        del on_sent
         host, environment = self._host, self._host.environment
         await self._pass_through()
         lossy = not environment.quiet and self._stream.bernoulli(0.01)

@@ -1,9 +1,10 @@
-"""The code of a job as one archive, named by its content.
+"""The code of a job: an archive, and the large files of the code beside it, named by their content.
 
-The name is a hash of names, modes and contents, so the same code is sent to each host only once,
-whatever the times of its files. Files that .gitignore excludes, secrets, and folders that are not
-code are left out (see packing/). The archive may contain the Drumline package too
-(bundled_package.py), in a folder without files of the user.
+The name of an archive is a hash of names, modes and contents, so the same code is sent to each host
+only once, whatever the times of its files. A large file has an empty entry with its hash in the
+archive and is sent separately, so it is not sent again when another file changes. Files that
+.gitignore excludes, secrets, and folders that are not code are left out (see packing/). The archive
+may contain the Drumline package too (bundled_package.py), in a folder without files of the user.
 """
 
 import copy
@@ -19,6 +20,8 @@ from io import BytesIO, RawIOBase
 from pathlib import Path
 from typing import IO
 
+from drumline.hosts.agent.wire import LARGE_FILE_KEY, archive_name, large_file_name
+from drumline.hosts.packing.content import LARGE_BYTES, Content
 from drumline.hosts.packing.listing import PACKAGE_FOLDER
 from drumline.hosts.packing.rules import CodeError, LeftOut, PackingRules, archive_time
 from drumline.hosts.packing.selection import Selection
@@ -29,11 +32,8 @@ DRAFT = ".packing-"
 """The prefix of the name of an unfinished archive."""
 MAX_BYTES = 512 * 10**6
 """The size limit. The code is sent to every host of every slice; data belongs in a bucket."""
-MAX_BYTES_IN_MEMORY = 8 << 20
-"""The size up to which a file is packed from memory; a larger file is copied to disk first."""
-LARGE_BYTES = 10**6
-"""The size from which a file can be among the largest files that `create` lists."""
 MAX_LARGEST = 3
+"""The maximum number of large files that `create` names."""
 _DEFAULT_RULES = PackingRules()
 
 
@@ -50,6 +50,8 @@ class Archive:
     """The files and folders that are not sent."""
     largest: tuple[tuple[str, int], ...] = ()
     """The paths and sizes of the largest files."""
+    large_files: tuple[str, ...] = ()
+    """The hashes of the files that are stored beside the archive."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def pack(
             writer.add(entry, BytesIO(data))
         path, sha = writer.finish()
     left_out = selection.left_out if selection else ()
-    return Archive(path, sha, len(sizes), sum(sizes.values()), left_out, _largest(sizes))
+    total, largest = sum(sizes.values()), _largest(sizes)
+    return Archive(path, sha, len(sizes), total, left_out, largest, writer.large_files)
 
 
 def measure(
@@ -113,6 +116,8 @@ class ArchiveWriter:
         """`into` is the folder of the archive. It is created if it does not exist."""
         self._into = into
         self._stack = ExitStack()
+        self._large: dict[str, Path] = {}
+        """The large files by their hashes."""
 
     def __enter__(self) -> "ArchiveWriter":
         """Begin a draft."""
@@ -136,22 +141,39 @@ class ArchiveWriter:
         """Remove the draft."""
         self._stack.close()
 
-    def new_content(self) -> IO[bytes]:
-        """Return a file for one entry: in memory, or beside the draft if it is large."""
-        return tempfile.SpooledTemporaryFile(max_size=MAX_BYTES_IN_MEMORY, dir=str(self._drafts))
+    @property
+    def large_files(self) -> tuple[str, ...]:
+        """The hashes of the files that are stored beside the archive."""
+        return tuple(self._large)
 
-    def add(self, entry: tarfile.TarInfo, content: IO[bytes] | None) -> None:
+    def new_content(self) -> Content:
+        """Return the content of one entry, to which its bytes are written."""
+        return Content(self._drafts)
+
+    def add(self, entry: tarfile.TarInfo, content: Content | IO[bytes] | None) -> None:
         """Add an entry. The hash does not include its time."""
+        file: IO[bytes] | None
+        if not isinstance(content, Content):
+            file = content
+        elif content.is_large:
+            entry, file = copy.copy(entry), None
+            sha, path = content.take()
+            self._large[sha] = path
+            entry.size, entry.pax_headers = 0, {LARGE_FILE_KEY: sha}
+        else:
+            file = content.file()
         timeless = copy.copy(entry)
         timeless.mtime = 0
         self._hash.update(timeless.tobuf())
-        self._tar.addfile(entry, _HashedReader(content, self._hash) if content else None)
+        self._tar.addfile(entry, _HashedReader(file, self._hash) if file else None)
 
     def finish(self) -> tuple[Path, str]:
         """Complete the archive. Return its path and its hash, which is its name."""
         self._closing.close()
         sha = self._hash.hexdigest()
-        final = self._into / f"{sha}.tar.gz"
+        for large_sha, path in self._large.items():
+            path.replace(self._into / large_file_name(large_sha))
+        final = self._into / archive_name(sha)
         self._draft.replace(final)
         return final, sha
 

@@ -7,9 +7,8 @@ or in a new server, the runner repeats all actions from the start, and most of t
 import asyncio
 import base64
 import contextlib
-import hashlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,6 +41,7 @@ from drumline.hosts.values import (
     Timing,
     admit_all,
     attempt_folder,
+    code_files,
     program_message,
     work_folder,
 )
@@ -54,6 +54,9 @@ TAIL_LINES = 20
 TAIL_BYTES = 16_384
 MAX_NAME_LENGTH, MAX_NAMES = 200, 10
 """The limits of the names that a host reports for itself."""
+MAX_SENDS = 3
+"""The number of times that missing files of the code are sent. One may be removed on the host
+before it is unpacked, because the disk is full, or be damaged there."""
 MAX_AGENT_ERRORS = 3
 """Errors of the agent, over working connections, after which its host counts as failed."""
 
@@ -281,7 +284,7 @@ class HostRunner:
             self._update_report(phase=HostPhase.FAILED, error=result.trouble)
             return False
         if not result.have_code:
-            await self._send_code(agent)
+            await self._send_code(agent, result.missing)
         for step in self.program.steps:
             self._update_report(detail=f"setup: {step.name}")
             message = wire.SetUpStep(
@@ -302,20 +305,40 @@ class HostRunner:
                 return False
         return not self._gate.stopped
 
-    async def _send_code(self, agent: RemoteAgent) -> None:
+    async def _send_code(self, agent: RemoteAgent, missing: Sequence[str]) -> None:
+        """Send the files of the code that a host does not have, and unpack the code."""
         archive, sha = self.program.archive, self.program.archive_sha
         if archive is None or sha is None:
             return
         self._update_report(detail="code")
-        check_archive(archive)
-        with archive.open("rb") as file:
-            bytes_sha = await asyncio.to_thread(hashlib.file_digest, file, "sha256")
-        await agent.ask(
-            wire.ReceiveResult, wire.RECEIVE, sha, bytes_sha.hexdigest(), input_file=archive
-        )
-        result = await agent.ask(wire.PrepareResult, wire.UNPACK, sha, work_folder(self.program))
-        if not result.have_code:
-            raise AgentError("the code could not be unpacked")
+        large_files = list(self.program.large_files)
+        paths = {path.name: path for path in code_files(archive, large_files)}
+        code = wire.Code(archive=sha, large_files=large_files, work=work_folder(self.program))
+        for _ in range(MAX_SENDS):
+            # A host runs the user's code, so it gets nothing else that it asks for.
+            await self._send_files(agent, [paths[name] for name in missing if name in paths])
+            result = await agent.ask(wire.CodeResult, wire.UNPACK, message=code)
+            if result.have_code:
+                return
+            missing = result.missing
+        raise AgentError("the code could not be unpacked")
+
+    async def _send_files(self, agent: RemoteAgent, paths: Sequence[Path]) -> None:
+        for path in paths:
+            check_archive(path)
+        total, sent = sum(path.stat().st_size for path in paths), 0
+
+        def on_sent(count: int) -> None:
+            nonlocal sent
+            sent += count
+            # Without a call of `on_change`, which would start a round of the supervisor.
+            self._report = replace(self._report, sent_bytes=sent, bytes_to_send=total)
+            self._complete_report = None
+
+        for path in paths:
+            await agent.send_file(path, on_sent)
+        self._report = replace(self._report, sent_bytes=0, bytes_to_send=0)
+        self._complete_report = None
 
     async def _start(self, agent: RemoteAgent) -> None:
         """Start the program together with the other hosts."""

@@ -19,7 +19,17 @@ from pydantic import (
     create_model,
 )
 
-from drumline.hosts.agent.wire import EXEC, WATCH, Command, Message, WatchLine, decode, encode
+from drumline.hosts.agent.wire import (
+    EXEC,
+    RECEIVE,
+    WATCH,
+    Command,
+    Message,
+    ReceiveResult,
+    WatchLine,
+    decode,
+    encode,
+)
 from drumline.hosts.connection import AgentError, Connection
 from drumline.hosts.host_files import AGENT, AGENT_FILE, AGENT_SHA, burn_in_file
 from drumline.hosts.values import CompletedCommand, Output
@@ -74,26 +84,32 @@ class RemoteAgent:
         answer_type: type[MessageT],
         *arguments: str,
         message: Message | None = None,
-        input_file: Path | None = None,
     ) -> MessageT:
         """Call a verb of the agent and return its answer, the last line of its output."""
-        completed = await self._call(*arguments, message=message, input_file=input_file)
+        data = encode(message).encode() if message else b""
+        command = f"{AGENT_COMMAND} {shlex.join(arguments)}"
+        completed = await self._connection.run(command, input_bytes=data)
+        return self._answer(answer_type, arguments[0], completed)
+
+    async def send_file(self, path: Path, on_sent: Callable[[int], None]) -> None:
+        """Send a file of the code. `on_sent` is called with the bytes of each sent piece."""
+        arguments = [RECEIVE, path.name, str(path.stat().st_size)]
+        command = f"{AGENT_COMMAND} {shlex.join(arguments)}"
+        completed = await self._connection.run(command, input_file=path, on_sent=on_sent)
+        self._answer(ReceiveResult, RECEIVE, completed)
+
+    def _answer(
+        self, answer_type: type[MessageT], verb: str, completed: CompletedCommand
+    ) -> MessageT:
         if completed.exit_code != 0 or not completed.stdout.strip():
-            error = f"{arguments[0]} ended with exit code {completed.exit_code}"
+            error = f"{verb} ended with exit code {completed.exit_code}"
             raise AgentError(_last_line(completed) or error)
         try:
             answer = validate(answer_type, decode(completed.stdout.strip().splitlines()[-1]))
         except (ValueError, ValidationError) as error:
-            raise AgentError(f"the agent gave an invalid answer to {arguments[0]}") from error
+            raise AgentError(f"the agent gave an invalid answer to {verb}") from error
         self._on_answer()
         return answer
-
-    async def _call(
-        self, *arguments: str, message: Message | None = None, input_file: Path | None = None
-    ) -> CompletedCommand:
-        command = f"{AGENT_COMMAND} {shlex.join(arguments)}"
-        data = encode(message).encode() if message else b""
-        return await self._connection.run(command, input_bytes=data, input_file=input_file)
 
     async def run_for_user(
         self, folder: str, message: Command, stdin: AsyncIterator[bytes] | None, output: Output

@@ -1,12 +1,12 @@
 """The values of a slice session: the hosts, the program that they run, and its folders there."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from drumline.hosts.agent.wire import HostProgram, Prepare
+from drumline.hosts.agent.wire import HostProgram, Prepare, large_file_name
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Program:
     """The id of the job database."""
     fence: int = 0
     """The fencing number of the attempt, for its claim on the checkpoint folder."""
+    large_files: tuple[str, ...] = ()
+    """The hashes of the large files of the code, which are beside the archive."""
     wrap: tuple[str, ...] = ()
     """Arguments before `bash` that run a container or activate an environment."""
     interpreter: Path | None = None
@@ -144,6 +146,11 @@ def working_copy(job_id: str, sha: str | None) -> str:
     return f"work/{_file_name(job_id)}/{(sha or 'empty')[:12]}"
 
 
+def code_files(archive: Path, large_files: Iterable[str]) -> list[Path]:
+    """Return the files of packed code: the archive, and the large files beside it."""
+    return [archive, *(archive.with_name(large_file_name(sha)) for sha in large_files)]
+
+
 def known_hosts_name(slice_name: str) -> str:
     """Return the name of the file with the host keys of a slice."""
     return _file_name(slice_name)
@@ -180,4 +187,5 @@ def program_message(program: Program, assignment: HostAssignment) -> Prepare:
         program=vars(host_program),
         secrets=dict(program.secrets),
         archive=program.archive_sha if program.archive is not None else None,
+        large_files=list(program.large_files),
     )

@@ -1,6 +1,8 @@
 """The agent's logs, its release of chips, and the files it accepts."""
 
 import base64
+import errno
+import gzip
 import hashlib
 import io
 import json
@@ -13,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from drumline.hosts.agent import code as agent_code
 from drumline.hosts.agent.files import read_json
 from drumline.hosts.agent.log import read_log
 from drumline.hosts.agent.processes import is_alive
-from drumline.hosts.agent.wire import AttemptStatus
+from drumline.hosts.agent.wire import AttemptStatus, archive_name, large_file_name
+from drumline.hosts.code import Archive, pack
 from drumline.hosts.remote import validate
-from drumline.hosts.values import attempt_folder
+from drumline.hosts.values import attempt_folder, code_files
 from tests.hosts.agent.machine import Machine, parent_of, wait_for
 
 
@@ -78,7 +82,8 @@ def test_prepare_ends_an_earlier_attempt_and_frees_the_chip(machine: Machine) ->
     wait_for(lambda: "up" in machine.log(), "it holds the chip")
     leader = machine.leader()
     machine.put("true", attempt=2)
-    assert machine.prepared == {"trouble": "", "have_code": True, "identity": {}}
+    expected = {"trouble": "", "have_code": True, "missing": [], "identity": {}}
+    assert machine.prepared == expected
     assert not is_alive(leader)
     assert not (devices / "libtpu_lockfile").exists()
 
@@ -122,9 +127,9 @@ def archive_of(folder: Path, *members: tarfile.TarInfo) -> tuple[bytes, str]:
     return data, hashlib.sha256(data).hexdigest()
 
 
-def receive(machine: Machine, data: bytes, sha: str) -> int:
+def receive(machine: Machine, name: str, data: bytes, size: int | None = None) -> int:
     return subprocess.run(
-        machine.words("receive", sha, sha),
+        machine.words("receive", name, str(len(data) if size is None else size)),
         input=data,
         env=machine.environment,
         capture_output=True,
@@ -132,16 +137,106 @@ def receive(machine: Machine, data: bytes, sha: str) -> int:
     ).returncode
 
 
+def unpack(machine: Machine, sha: str, *large: str, work: str = "work/j/s") -> tuple[str, ...]:
+    code = {"archive": sha, "large_files": large, "work": work}
+    answer = machine.call("unpack", sent=code)
+    assert answer["have_code"] == (not answer["missing"])
+    return tuple(answer["missing"])
+
+
 def test_an_incomplete_archive_leaves_no_file(machine: Machine, tmp_path: Path) -> None:
     member = tarfile.TarInfo("train.py")
     member.size = 1000
     data, sha = archive_of(tmp_path, member)
-    assert receive(machine, data[:-10], sha) != 0
-    assert machine.call("unpack", sha, "work/j/s") == {"have_code": False}
+    assert receive(machine, archive_name(sha), data[:-10], len(data)) != 0
+    assert unpack(machine, sha) == (archive_name(sha),)
     assert not list(machine.home.rglob("*.draft"))
-    assert receive(machine, data, sha) == 0
-    assert machine.call("unpack", sha, "work/j/s")["have_code"]
+    assert receive(machine, archive_name(sha), data) == 0
+    assert unpack(machine, sha) == ()
     assert (machine.home / ".drumline/work/j/s/train.py").stat().st_size == 1000
+
+
+BIG = b"0123456789abcdef" * 100_000
+
+
+@pytest.fixture
+def code(machine: Machine, tmp_path: Path) -> Archive:
+    """Return an archive with a large file, both of which the machine has received."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("x = 1")
+    (folder / "data.bin").write_bytes(BIG)
+    os.utime(folder / "data.bin", (1_700_000_000, 1_700_000_000))
+    archive = pack(folder, tmp_path / "archives")
+    for path in code_files(archive.path, archive.large_files):
+        assert receive(machine, path.name, path.read_bytes()) == 0
+    return archive
+
+
+def test_each_job_gets_a_copy_of_a_large_file(machine: Machine, code: Archive) -> None:
+    for job in ("a", "b"):
+        assert unpack(machine, code.sha256, *code.large_files, work=f"work/{job}/s") == ()
+        data = machine.home / ".drumline/work" / job / "s/data.bin"
+        assert (data.read_bytes(), data.stat().st_mtime) == (BIG, 1_700_000_000)
+        data.write_bytes(b"changed by its job")
+    kept = list((machine.home / ".drumline/code").iterdir())
+    assert len(kept) == 2
+    assert {path.stat().st_mode & 0o077 for path in [*kept, kept[0].parent]} == {0}
+
+
+@pytest.mark.parametrize("damage", ["another", "cut short", "not compressed", "removed"])
+def test_a_damaged_file_is_not_unpacked_but_requested_again(
+    machine: Machine, code: Archive, damage: str
+) -> None:
+    (large,) = code.large_files
+    kept = machine.home / ".drumline/code" / large_file_name(large)
+    good = kept.read_bytes()
+    kept.unlink()
+    if damage != "removed":
+        other = {"another": gzip.compress(b"x"), "cut short": good[:-9], "not compressed": BIG}
+        kept.write_bytes(other[damage])
+    assert unpack(machine, code.sha256, large) == (large_file_name(large),)
+    assert not kept.exists()
+    assert not (machine.home / ".drumline/work/j/s").exists()
+    assert receive(machine, large_file_name(large), good) == 0
+    assert unpack(machine, code.sha256, large) == ()
+
+
+def test_a_damaged_archive_is_requested_again(machine: Machine, code: Archive) -> None:
+    kept = machine.home / ".drumline/code" / code.path.name
+    kept.write_bytes(kept.read_bytes()[:-20])
+    assert unpack(machine, code.sha256, *code.large_files) == (code.path.name,)
+
+
+def test_old_files_and_those_beyond_the_limit_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_code, "FOLDER", str(tmp_path))
+    now = time.time()
+    for name, age in {"new": 0.0, "recent": 3000.0, "older": 6000.0, "old": 8 * 86400.0}.items():
+        (tmp_path / name).write_bytes(b"x" * 100)
+        os.utime(tmp_path / name, (now - age, now - age))
+
+    def kept() -> set[str]:
+        return {path.name for path in tmp_path.iterdir()}
+
+    agent_code.prune(1000)
+    assert kept() == {"new", "recent", "older"}
+    agent_code.prune(250)
+    assert kept() == {"new", "recent"}
+    agent_code.prune(0)
+    assert kept() == {"new"}, "it is in use"
+
+
+def test_a_full_disk_is_reported_and_empties_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_code, "FOLDER", str(tmp_path))
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(SystemExit, match="the disk of the host is full"):  # noqa: SIM117
+        with agent_code.explain_full_disk():
+            raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("name", "link"), [("../evil", ""), ("/evil", ""), ("a", "../../evil")])
@@ -152,9 +247,9 @@ def test_an_archive_with_paths_outside_the_working_copy_is_rejected(
     if link:
         member.type, member.linkname = tarfile.SYMTYPE, link
     data, sha = archive_of(tmp_path, member)
-    assert receive(machine, data, sha) == 0
+    assert receive(machine, archive_name(sha), data) == 0
     with pytest.raises(AssertionError, match="points outside the working copy"):
-        machine.call("unpack", sha, "work/j/s")
+        unpack(machine, sha)
     assert not list(machine.home.rglob("evil"))
     assert not list(machine.home.rglob("*.draft"))
 

@@ -44,7 +44,7 @@ def test_messages_to_older_agents_have_known_fields() -> None:
     place = HostAssignment(1, Address("", 0, "10.0.0.1"), 1, 2)
     what = program(run="true", environment={"A": "b"}, secrets={"S": "t"}, wrap=("env",))
     sent = json.loads(encode(program_message(what, place)))
-    assert sent.keys() == {"program", "secrets", "archive"}
+    assert sent.keys() == {"program", "secrets", "archive", "large_files"}
     assert sent["secrets"] == {"S": "t"}
     described = sent["program"]
     assert described.keys() == {"run", "environment", "variables", "checkpoint", "work", "wrap"}

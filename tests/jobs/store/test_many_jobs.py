@@ -256,7 +256,7 @@ def test_code_that_no_job_will_ask_for_goes_after_a_week(tmp_path: Path) -> None
         path = tmp_path / f"{name}.tar.gz"
         path.write_bytes(b"x")
         os.utime(path, (now - days * DAY,) * 2)
-    pruning.prune_code(tmp_path, {"used"}, now)
+    pruning.prune_code(tmp_path, {"used.tar.gz"}, now)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.tar.gz", "used.tar.gz"]
 
 

@@ -12,6 +12,7 @@ a later call over any connection can report the state of an attempt:
                            heartbeat.json, error.json            written by the program itself
     steps/<key>.json       the result of a set-up step on this host
     code/<sha>.tar.gz      an archive of code                    work/<job>/<sha>/  unpacked
+    code/<sha>.gz          a large file of code
 
 A running attempt has three processes: the program, in its own session, which writes directly to
 the log; a waiter, which records the exit; and, while a server is connected, `watch`. The program

@@ -9,7 +9,7 @@ import signal
 import time
 
 from .chips import ChipMonitor
-from .code import unpack_archive
+from .code import unpack_code
 from .containers import container_name, remove_container, signal_container
 from .environment import (
     program_environment,
@@ -61,10 +61,14 @@ def prepare(folder: str, chip_timeout: str) -> None:
         program = HostProgram(**message.program)
         if program.interpreter:
             write_interpreter(folder, program.interpreter)
-    have_code = message.archive is None or unpack_archive(
-        message.archive, HostProgram(**message.program).work
+    missing: tuple[str, ...] = ()
+    if message.archive is not None:
+        work = HostProgram(**message.program).work
+        missing = unpack_code(message.archive, message.large_files, work)
+    identity = machine_identity()
+    send(
+        PrepareResult(trouble=chip_error, have_code=not missing, missing=missing, identity=identity)
     )
-    send(PrepareResult(trouble=chip_error, have_code=have_code, identity=machine_identity()))
 
 
 def start(folder: str) -> None:

@@ -37,8 +37,8 @@ STEP = "step"  # SetUpStep → KeepAlive …, StepResult
 WATCH = "watch"  # offset in the log → WatchLine …
 STOP = "stop"  # grace in seconds → AttemptStatus
 EXEC = "exec"  # Command, then the input of the command → its output and exit code
-RECEIVE = "receive"  # name, sha; the archive → ReceiveResult
-UNPACK = "unpack"  # sha, working copy → PrepareResult
+RECEIVE = "receive"  # name, size; the file → ReceiveResult
+UNPACK = "unpack"  # Code → CodeResult
 FREE_PORT = "free-port"  # → FreePort
 
 
@@ -87,14 +87,18 @@ class Prepare(Message):
     """The secrets, stored in a separate file."""
     archive: str | None
     """The sha of the code; None without code."""
+    large_files: list[str] = []  # noqa: RUF012
+    """The hashes of the large files of the code."""
 
 
 class PrepareResult(Message):
-    """The state of a host after `prepare` or `unpack`."""
+    """The state of a host after `prepare`."""
 
     trouble: str = ""
     """The reason why the chips cannot be used, if any."""
     have_code: bool
+    missing: tuple[str, ...] = ()
+    """The files of the code that the host does not have."""
     identity: dict[str, str] = {}  # noqa: RUF012
     """The names of this machine, as far as they are known."""
 
@@ -196,10 +200,43 @@ class FreePort(Message):
     BOUNDS = {"port": (1, 65535)}  # noqa: RUF012
 
 
+class Code(Message):
+    """The code to unpack."""
+
+    archive: str
+    large_files: list[str]
+    work: str
+    """The working copy, relative to ~/.drumline."""
+
+
+class CodeResult(Message):
+    """The result of `unpack`."""
+
+    have_code: bool
+    missing: tuple[str, ...] = ()
+    """The files of the code that are missing or damaged."""
+
+
 class ReceiveResult(Message):
-    """The confirmation that an archive was stored."""
+    """The confirmation that a file was stored."""
 
     received: bool
+
+
+# The files of the code --------------------------------------------------------------------------
+
+LARGE_FILE_KEY = "DRUMLINE.sha256"
+"""The field of an entry in an archive with the hash of a large file, which is sent separately."""
+
+
+def archive_name(sha: str) -> str:
+    """Return the name of the file with an archive."""
+    return sha + ".tar.gz"
+
+
+def large_file_name(sha: str) -> str:
+    """Return the name of the compressed file with the content of a large file."""
+    return sha + ".gz"
 
 
 def encode(message: Message) -> str:

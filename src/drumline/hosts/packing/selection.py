@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
+from drumline.hosts.packing.content import Content
 from drumline.hosts.packing.contents import SecretScan
 from drumline.hosts.packing.folders import (
     DRUMLINE_HOME,
@@ -51,8 +52,8 @@ class SelectedFile:
     """A file or link to be sent."""
 
     entry: tarfile.TarInfo
-    content: IO[bytes] | None
-    """The bytes from the beginning; None for a link, or if they are not kept."""
+    content: Content | None
+    """The bytes, until the next file; None for a link, or if they are not kept."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,15 @@ class _OpenFile:
     """The first parent folder that only its owner can read."""
 
 
+@dataclass
+class PackingProgress:
+    """The progress of reading the files, for another thread."""
+
+    bytes: int = 0
+    total: int = 0
+    """The size of all files, from before they are read."""
+
+
 Verdict = LeftOut | tarfile.TarInfo | None
 """The decision about a file; None if it does not exist or is not a regular file."""
 
@@ -72,7 +82,13 @@ Verdict = LeftOut | tarfile.TarInfo | None
 class Selection:
     """The files of a working folder to send, and the files that are left out."""
 
-    def __init__(self, folder: Path, rules: PackingRules, max_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rules: PackingRules,
+        max_bytes: int,
+        progress: PackingProgress | None = None,
+    ) -> None:
         """Raise CodeError if the folder must not be sent or is larger than `max_bytes`."""
         require_workdir(folder, rules.home, rules.environ)
         if not folder.is_dir():
@@ -81,11 +97,15 @@ class Selection:
         self._root = os.path.realpath(folder)
         self._rules = rules
         self._max_bytes = max_bytes
+        self._progress = progress or PackingProgress()
         self._folders = FolderRules(self._root, rules)
         self._left_out: dict[str, LeftOut] = {}
         self._patterns = _patterns(rules.include)
         names = list_files(Path(self._root), self._skip)
         self._names = self._add_included(names)
+        self.expected_sizes = self._sizes()
+        """The sizes of the files before any of them is read. A few may then be left out."""
+        self._progress.total = sum(self.expected_sizes.values())
         self._require_size()
 
     @property
@@ -93,10 +113,10 @@ class Selection:
         """The files and folders that are not sent, sorted; complete once `files` has ended."""
         return tuple(self._left_out[path] for path in sorted(self._left_out))
 
-    def files(self, new_content: Callable[[], IO[bytes]] | None = None) -> Iterator[SelectedFile]:
+    def files(self, new_content: Callable[[], Content] | None = None) -> Iterator[SelectedFile]:
         """Read every file and yield those to send.
 
-        `new_content` creates a file for the bytes of one entry. Without it, they are not kept.
+        `new_content` creates the content of one file. Without it, the bytes are not kept.
         Raises CodeError if only the owner can read the files.
         """
         sent, total = 0, 0
@@ -112,14 +132,12 @@ class Selection:
                         "file or is reached through a link"
                     )
                 elif verdict is not None:
-                    if content is not None:
-                        content.seek(0)
                     sent += verdict.isreg()
                     total += verdict.size
                     yield SelectedFile(verdict, content if verdict.isreg() else None)
             finally:
                 if content is not None:
-                    content.close()
+                    content.discard()
         if not os.path.isdir(self._root):
             raise CodeError(f"code: {self._folder} was removed while it was packed")
         if not sent and any(entry.reason == OWNER_ONLY for entry in self._left_out.values()):
@@ -131,7 +149,7 @@ class Selection:
 
     # One file -----------------------------------------------------------------------------------
 
-    def _decide(self, name: str, content: IO[bytes] | None, max_bytes: int) -> Verdict:
+    def _decide(self, name: str, content: Content | None, max_bytes: int) -> Verdict:
         """Decide about a file or link. The bytes that are read go to `content`."""
         components = name.split("/")
         folder_verdict = self._folders.verdict("/".join(components[:-1]))
@@ -159,7 +177,7 @@ class Selection:
             ) from None
 
     def _decide_file(
-        self, file: _OpenFile, name: str, content: IO[bytes] | None, max_bytes: int
+        self, file: _OpenFile, name: str, content: Content | None, max_bytes: int
     ) -> LeftOut | tarfile.TarInfo:
         """Read an open file once and decide about it."""
         components, status = name.split("/"), file.status
@@ -182,6 +200,7 @@ class Selection:
                     f"code: {self._folder} holds more than {megabytes(self._max_bytes)} since "
                     f"{printable(name)} has grown; try again, or add it to .gitignore"
                 )
+            self._progress.bytes += len(data)
             scan.feed(data)
             if content is not None:
                 content.write(data)
@@ -314,8 +333,8 @@ class Selection:
             selected.add(name)
         return sorted(selected)
 
-    def _require_size(self) -> None:
-        """Raise CodeError if the files are too large, before any of them is read."""
+    def _sizes(self) -> dict[str, int]:
+        """Return the sizes of the files that are not left out because of their names."""
         sizes: dict[str, int] = {}
         for name in self._names:
             components = name.split("/")
@@ -331,14 +350,21 @@ class Selection:
                 self._patterns is not None and self._patterns.match_file(name)
             )
             if stat.S_ISREG(status.st_mode) and (name in self._rules.include or not private):
-                sizes[components[0]] = sizes.get(components[0], 0) + status.st_size
-        total = sum(sizes.values())
-        if total > self._max_bytes:
-            largest = max(sizes, key=lambda name: sizes[name])
+                sizes[name] = status.st_size
+        return sizes
+
+    def _require_size(self) -> None:
+        """Raise CodeError if the files are too large, before any of them is read."""
+        if (total := self._progress.total) > self._max_bytes:
+            parts: dict[str, int] = {}
+            for name, size in self.expected_sizes.items():
+                part = name.partition("/")[0]
+                parts[part] = parts.get(part, 0) + size
+            largest = max(parts, key=lambda name: parts[name])
             raise CodeError(
                 f"code: {self._folder} holds {megabytes(total)}, more than "
                 f"{megabytes(self._max_bytes)}; the largest part is {printable(largest)} with "
-                f"{megabytes(sizes[largest])}: add it to .gitignore, or keep data in a bucket"
+                f"{megabytes(parts[largest])}: add it to .gitignore, or keep data in a bucket"
             )
 
 

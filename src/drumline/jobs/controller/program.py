@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drumline.hosts.agent.wire import archive_name
 from drumline.hosts.bundled_package import Use
 from drumline.hosts.environment import (
     DEFAULT_SHM_SIZE,
@@ -56,8 +57,9 @@ def build_program(record: Record, attempt: int, placement: Placement, folders: F
         name=record.name,
         attempt=attempt,
         accelerator=placement.accelerator,
-        archive=folders.code / f"{sha}.tar.gz" if sha else None,
+        archive=folders.code / archive_name(sha) if sha else None,
         archive_sha=sha,
+        large_files=archive.large_files if archive else (),
         steps=steps,
         run=spec.run,
         environment=spec.environment,
@@ -155,7 +157,7 @@ async def repack_old_archives(
         from drumline.hosts.packing.repack import repack
 
         try:
-            repacked = await asyncio.to_thread(repack, folder / f"{packed.sha}.tar.gz")
+            repacked = await asyncio.to_thread(repack, folder / archive_name(packed.sha))
         except (CodeError, OSError) as error:
             log.warning("the code of job %s: %s", job_id, error)
             continue

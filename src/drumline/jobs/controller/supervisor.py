@@ -204,7 +204,8 @@ class Supervisor:
             return
         self._prune_at = now + PRUNE_SECONDS
         archives = [record.spec.archive for record in self.records.values()]
-        prune_code(self.folders.code, {packed.sha for packed in archives if packed}, self._wall())
+        used = {name for packed in archives if packed for name in packed.names}
+        prune_code(self.folders.code, used, self._wall())
         self.tasks.start("prune", partial(prune_rows, self.store, self._wall()))
         self.host_history.prune()
 

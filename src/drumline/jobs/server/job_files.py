@@ -137,6 +137,7 @@ class JobFiles:
         self._require_requirements_file(spec, packed.left_out)
         return {
             "sha": packed.sha256,
+            "large_files": packed.large_files,
             "files": packed.files,
             "bytes": packed.bytes,
             "drumline": bundled.use,

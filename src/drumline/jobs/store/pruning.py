@@ -39,14 +39,14 @@ async def prune_rows(store: Store, now: float) -> None:
 
 
 def prune_code(folder: Path, used: Collection[str], now: float) -> None:
-    """Remove old code archives whose hashes are not in `used`."""
+    """Remove old code archives and large files whose names are not in `used`."""
     archives = []
     for path in folder.iterdir():
         try:
             stat = path.stat()
         except FileNotFoundError:
             continue
-        if path.name.endswith(".tar.gz") and path.name.removesuffix(".tar.gz") not in used:
+        if path.name.endswith(".gz") and path.name not in used:
             archives.append((stat.st_mtime, stat.st_size, path))
     total_bytes = 0
     for modified_at, size, path in sorted(archives, reverse=True):

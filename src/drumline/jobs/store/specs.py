@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import SkipValidation, TypeAdapter
 
+from drumline.hosts.agent.wire import archive_name, large_file_name
 from drumline.hosts.bundled_package import Use
 from drumline.hosts.environment import DEFAULT_SHM_SIZE
 from drumline.jobs.slice_settings import NO_SETTINGS, SliceSettings
@@ -51,6 +52,13 @@ class PackedCode:
     """The part of Drumline that is bundled with the code."""
     rules: int = 0
     """The version of the packing rules. An archive of version 0 may hold secrets."""
+    large_files: tuple[str, ...] = ()
+    """The hashes of the files that are stored beside the archive."""
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the files with the code."""
+        return {archive_name(self.sha), *map(large_file_name, self.large_files)}
 
 
 @dataclass(frozen=True, slots=True)
