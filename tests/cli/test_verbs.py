@@ -2,11 +2,14 @@
 
 import io
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import drumline.jobs.client as client_module
 
 Run = Callable[..., int]
 
@@ -66,6 +69,67 @@ def test_create_prints_the_files_left_out(
     server.answers["POST /plan"] = {"lines": ["would do"], "left_out": left_out}
     assert drumline("create", str(job_file), "--dry-run", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"lines": ["would do"], "left_out": left_out}
+
+
+QUESTION = "200.0 MB would be sent to every host"
+
+
+@pytest.mark.parametrize(
+    ("typed", "arguments", "code", "sent"),
+    [
+        (None, [], 2, [False]),
+        (None, ["--yes"], 0, [True]),
+        ("y\n", [], 0, [False, True]),
+        ("n\n", [], 1, [False]),
+    ],
+)
+def test_create_asks_before_it_sends_large_files(
+    typed: str | None,
+    arguments: list[str],
+    code: int,
+    sent: list[bool],
+    server: Any,
+    a_job: Make,
+    job_file: Path,
+    drumline: Run,
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def create(_: str, body: Any) -> tuple[int, Any]:
+        return (201, a_job("000012")) if body["allow_large"] else (413, {"error": QUESTION})
+
+    server.answers["POST /jobs"] = create
+    stdin = io.StringIO() if typed is None else Terminal(typed)
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert drumline("create", str(job_file), *arguments) == code
+    assert [body["allow_large"] for _, path, body in server.requests if path == "/jobs"] == sent
+    printed = capsys.readouterr()
+    assert (QUESTION in printed.out + printed.err) == (arguments == [])
+
+
+def test_the_progress_of_packing_large_files_is_shown(
+    server: Any,
+    a_job: Make,
+    job_file: Path,
+    drumline: Run,
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "PROGRESS_SECONDS", 0.01)
+    asked = threading.Event()
+
+    def create(_: str, body: Any) -> tuple[int, Any]:
+        def progress(*_: Any) -> Any:
+            asked.set()
+            return {"bytes": 120_000_000, "total": 200_000_000}
+
+        server.answers[f"GET /packing/{body['packing']}"] = progress
+        assert asked.wait(60)
+        return 201, a_job("000012")
+
+    server.answers["POST /jobs"] = create
+    assert drumline("create", str(job_file)) == 0
+    assert capsys.readouterr().err == "  ▸ packing 120 of 200 MB\n"
 
 
 def test_create_as_json(
@@ -243,7 +307,7 @@ def test_resume_reads_secrets_from_the_environment(
     server.holds(a_job(status="FAILED", spec={"secrets": ["WANDB_KEY"]}))
     server.answers["POST /jobs/000004/resume"] = {"job": {}, "text": "000004 goes on"}
     assert drumline("resume", "4") == 0
-    assert server.requests[-1][2] == {"secrets": {"WANDB_KEY": "s3cret"}}
+    assert server.requests[-1][2]["secrets"] == {"WANDB_KEY": "s3cret"}
     assert capsys.readouterr().out == "000004 goes on\n"
 
 

@@ -44,6 +44,8 @@ MAX_LINES = 40
 # A user watches a terminal, and reads a log file later.
 TERMINAL_POLL_SECONDS, PIPE_POLL_SECONDS = 1.0, 5.0
 PIPE_PROGRESS_SECONDS = 15.0
+MIN_PACKING_BYTES = 10**7
+"""The size of code from which the progress of packing is shown."""
 
 _STEPS = {"slice": "slice", "code": "code", "setup": "setup", "burnin": "burn-in", "run": "run"}
 _ERROR_MARKS = {
@@ -134,6 +136,14 @@ def progress_line(job: Job, columns: int | None = None) -> str:
         free = columns - 2 - display_width("  ▸ " + "  ".join(parts))
         parts[0] += _bar(progress, min(free, MAX_BAR_WIDTH))
     return "  ▸ " + "  ".join(parts)
+
+
+def packing_line(done: int, total: int, columns: int | None = None) -> str:
+    """Return a line such as `  ▸ packing 120 of 200 MB ━━━━━╸━━━`, or nothing for small code."""
+    if total < MIN_PACKING_BYTES:
+        return ""
+    text = f"  ▸ packing {done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+    return text if columns is None else text + _bar({"step": done, "total": total}, MAX_BAR_WIDTH)
 
 
 def _bar(progress: Mapping[str, Any], width: int) -> str:
@@ -282,7 +292,7 @@ def follow(client: "Client", job: Job, screen: Screen) -> Job:
         for line, keep in lines[-MAX_LINES:]:
             screen.write_line(line, keep_progress=keep)
         progress = progress_line(current, screen.columns)
-        if progress or not screen.redraws:
+        if progress or (not screen.redraws and not current.get("sending")):
             screen.progress(progress, last=ended)
         elif not ended:
             screen.progress(waiting_line(current, time.time()))

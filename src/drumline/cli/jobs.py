@@ -29,7 +29,7 @@ from drumline.cli.options import AsJson, DryRun, JobId, JobIds, Overrides, Yes
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from drumline.jobs.client import Client
+    from drumline.jobs.client import Client, OnPacking
 
 MAX_WAIT_SECONDS = 1e9
 WATCH_SECONDS = 2.0
@@ -46,10 +46,11 @@ def create(
         str | None,
         typer.Option("--from", metavar="ID", help="Start from the checkpoints of that job."),
     ] = None,
+    yes: Yes = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Create a job from a job file."""
+    """Create a job from a job file. Asks for confirmation if its files are large."""
     from drumline.cli.rendering.text import sanitize, sanitize_lines
     from drumline.jobs.spec import SpecError
 
@@ -60,7 +61,17 @@ def create(
             lines = [sanitize(line) for line in plan["lines"]]
             echo_json(plan | {"lines": lines}) if as_json else echo_lines(lines)
             return
-        job = client.create(file, overrides or (), begin_from=begin_from)
+        job = _send_code(
+            "create",
+            yes,
+            lambda allow_large, on_packing: client.create(
+                file,
+                overrides or (),
+                begin_from=begin_from,
+                allow_large=allow_large,
+                on_packing=on_packing,
+            ),
+        )
     except SpecError as error:
         typer.echo(sanitize_lines(f"{error}\nnothing was created"), err=True)
         raise typer.Exit(USER_ERROR) from None
@@ -80,6 +91,34 @@ def create(
     for warning in job.get("warnings") or ():
         typer.echo(f"  ! {sanitize(warning)}")
     typer.echo(runnable(f"  next: drumline follow {job_id} · drumline show {job_id}"))
+
+
+def _send_code(
+    verb: str, yes: bool, send: "Callable[[bool, OnPacking], dict[str, Any]]"
+) -> dict[str, Any]:
+    """Send a request that packs code, and show the progress of packing large code on stderr.
+
+    If the server asks for a confirmation because the code is large, ask the user.
+    """
+    from drumline.cli.follow import Screen, packing_line
+    from drumline.cli.rendering.text import sanitize_lines
+    from drumline.jobs.client import LargeCode
+
+    columns = terminal_size()[0] if sys.stderr.isatty() else None
+    screen = Screen(sys.stderr, columns, coloured())
+
+    def show_progress(done: int, total: int) -> None:
+        screen.progress(packing_line(done, total, columns))
+
+    try:
+        return send(yes, show_progress)
+    except LargeCode as error:
+        if not sys.stdin.isatty():
+            raise
+        confirm(verb, sanitize_lines(f"{error}\nSend them?"), yes=False)
+        return send(True, show_progress)
+    finally:
+        screen.clear_progress()
 
 
 def _follow(client: "Client", job: "Mapping[str, Any]", as_json: bool) -> None:
@@ -257,7 +296,17 @@ def resume(
 
     def resume_job(job_id: str) -> dict[str, Any]:
         try:
-            return client.resume(job_id, file=file, overrides=overrides or ())
+            return _send_code(
+                "resume",
+                yes,
+                lambda allow_large, on_packing: client.resume(
+                    job_id,
+                    file=file,
+                    overrides=overrides or (),
+                    allow_large=allow_large,
+                    on_packing=on_packing,
+                ),
+            )
         except SpecError as error:
             subject = "nothing was" if len(ids) == 1 else f"{job_id} was not"
             raise Refused(f"{error}\n{subject} resumed") from None

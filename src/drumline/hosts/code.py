@@ -13,18 +13,24 @@ import hashlib
 import os
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import BytesIO, RawIOBase
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from drumline.hosts.agent.wire import LARGE_FILE_KEY, archive_name, large_file_name
 from drumline.hosts.packing.content import LARGE_BYTES, Content
 from drumline.hosts.packing.listing import PACKAGE_FOLDER
-from drumline.hosts.packing.rules import CodeError, LeftOut, PackingRules, archive_time
-from drumline.hosts.packing.selection import Selection
+from drumline.hosts.packing.rules import (
+    CodeError,
+    LeftOut,
+    PackingRules,
+    archive_time,
+    describe_files,
+)
+from drumline.hosts.packing.selection import PackingProgress, Selection, megabytes
 
 __all__ = ["Archive", "CodeError", "PackedSize", "measure", "pack"]
 
@@ -32,9 +38,15 @@ DRAFT = ".packing-"
 """The prefix of the name of an unfinished archive."""
 MAX_BYTES = 512 * 10**6
 """The size limit. The code is sent to every host of every slice; data belongs in a bucket."""
+ASK_BYTES, ASK_FILE_BYTES = 100 * 10**6, 50 * 10**6
+"""The size of all files, and of one file, above which the user is asked before they are sent."""
 MAX_LARGEST = 3
 """The maximum number of large files that `create` names."""
 _DEFAULT_RULES = PackingRules()
+
+
+class LargeCodeError(CodeError):
+    """The code is large, and its user has not allowed it."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +82,21 @@ def pack(
     max_bytes: int = MAX_BYTES,
     package: Path | None = None,
     rules: PackingRules = _DEFAULT_RULES,
+    progress: PackingProgress | None = None,
+    allow_large: bool = True,
 ) -> Archive:
-    """Pack a folder, and an installed package, to `into`/<sha256>.tar.gz. Raises CodeError."""
-    selection = Selection(folder, rules, max_bytes) if folder else None
+    """Pack a folder, and an installed package, to `into`/<sha256>.tar.gz. Raises CodeError.
+
+    Without `allow_large`, code that `needs_confirmation` raises LargeCodeError before it is read.
+    """
+    selection = Selection(folder, rules, max_bytes, progress) if folder else None
+    if selection is not None and not allow_large:
+        expected = selection.expected_sizes
+        if needs_confirmation(sum(expected.values()), largest := _largest(expected)):
+            named = f"; the largest files are {describe_files(largest)}" if largest else ""
+            raise LargeCodeError(
+                f"{megabytes(sum(expected.values()))} would be sent to every host{named}"
+            )
     sizes: dict[str, int] = {}
     with ArchiveWriter(into) as writer:
         for file in selection.files(writer.new_content) if selection else ():
@@ -101,6 +125,14 @@ def measure(
     selection = Selection(folder, rules, max_bytes)
     sizes = {file.entry.name: file.entry.size for file in selection.files()}
     return PackedSize(len(sizes), sum(sizes.values()), selection.left_out, _largest(sizes))
+
+
+def needs_confirmation(total: int, largest: Sequence[Sequence[Any]]) -> bool:
+    """Return True if code is so large that its user is asked.
+
+    `total` is its size, and `largest` has names and sizes of its largest files.
+    """
+    return total > ASK_BYTES or any(size > ASK_FILE_BYTES for _, size in largest)
 
 
 def _largest(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

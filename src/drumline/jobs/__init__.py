@@ -7,9 +7,9 @@ that importing one module of this package does not load the others.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from drumline.jobs.client import Client, Refused
+    from drumline.jobs.client import Client, LargeCode, Refused
 
-__all__ = ["Client", "Refused"]
+__all__ = ["Client", "LargeCode", "Refused"]
 
 
 def __getattr__(name: str) -> object:

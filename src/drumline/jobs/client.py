@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlencode
@@ -21,6 +22,7 @@ from drumline.jobs.connection import (
     RESPONSE_SECONDS,
     STOP,
     Json,
+    LargeCode,
     NoServer,
     Refused,
     ServerConnection,
@@ -30,15 +32,17 @@ from drumline.jobs.connection import (
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
 
-__all__ = ["Client", "NoServer", "Refused", "job_id"]
+__all__ = ["Client", "LargeCode", "NoServer", "Refused", "job_id"]
 
 JobId = str | int
+OnPacking = Callable[[int, int], None]
 """An id, or the name of exactly one job."""
 
 ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 STOP_SECONDS = 15.0
 # The server packs the code before it responds.
 PACK_SECONDS = 600.0
+PROGRESS_SECONDS = 1.0
 LONG_POLL_SECONDS = 20.0
 
 
@@ -105,10 +109,15 @@ class Client:
         overrides: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         begin_from: JobId | None = None,
+        *,
+        allow_large: bool = False,
+        on_packing: OnPacking | None = None,
     ) -> Json:
         """Create a job from a job file or its content. Secrets come from `environ`.
 
-        With `begin_from`, the new job continues the checkpoints of a job that has ended.
+        With `begin_from`, the new job continues the checkpoints of a job that has ended. Code of
+        over 100 MB, or with a file of over 50 MB, raises LargeCode without `allow_large`.
+        `on_packing` is called with the packed bytes and their total while the code is packed.
         """
         spec = _spec(job, overrides)
         secrets = _secrets(spec.secrets, os.environ if environ is None else environ)
@@ -118,7 +127,39 @@ class Client:
             origin["from"] = self._id(begin_from)
         body: Json = {"spec": spec.model_dump(mode="json"), "secrets": secrets, "user": _user()}
         body |= {"origin": origin or None, "interpreter": sys.executable or None}
-        return self._server.call("POST", "/jobs", body, timeout=PACK_SECONDS)
+        body["allow_large"] = allow_large
+        return self._call_packing("/jobs", body, on_packing)
+
+    def _call_packing(self, path: str, body: Json, on_packing: OnPacking | None) -> Json:
+        """Send a call that packs code, and report the progress until it is answered."""
+        if on_packing is None:
+            return self._server.call("POST", path, body, timeout=PACK_SECONDS)
+        from threading import Thread
+
+        body = {**body, "packing": os.urandom(16).hex()}
+        results: list[Json | BaseException] = []
+
+        def send() -> None:
+            try:
+                results.append(self._server.call("POST", path, body, timeout=PACK_SECONDS))
+            except BaseException as error:
+                results.append(error)
+
+        # Not waited for at the end of this process: Ctrl-C ends the command at once.
+        sender = Thread(target=send, daemon=True)
+        sender.start()
+        monitor = ServerConnection(self.home, autostart=False)
+        while True:
+            sender.join(PROGRESS_SECONDS)
+            if not sender.is_alive():
+                break
+            with suppress(Refused, OSError, ServerDisconnected):
+                progress = monitor.call_running("GET", f"/packing/{body['packing']}")
+                on_packing(progress["bytes"], progress["total"])
+        [result] = results
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def plan(
         self,
@@ -151,17 +192,21 @@ class Client:
         environ: Mapping[str, str] | None = None,
         file: "str | Path | None" = None,
         overrides: Sequence[str] = (),
+        *,
+        allow_large: bool = False,
+        on_packing: OnPacking | None = None,
     ) -> Json:
         """Run an ended job again. Return `{job, text, changes}`.
 
         Its job file is read again, or `file` instead. `overrides` are `key=value`. Its secrets were
-        deleted, so they are read from `environ` again.
+        deleted, so they are read from `environ` again. `allow_large` and `on_packing` are as for
+        `create`; code that was large before needs no `allow_large`.
         """
         current = self.show(job)
         spec, origin = self._spec_for_resume(current, file, overrides)
         document = current["spec"] if spec is None else spec.model_dump(mode="json")
         names, values = document.get("secrets") or (), os.environ if environ is None else environ
-        body: Json = {"interpreter": sys.executable or None}
+        body: Json = {"interpreter": sys.executable or None, "allow_large": allow_large}
         if current["status"] in ENDED:
             body["secrets"] = _secrets(names, values)
         else:  # a job that is being cancelled may be resumed; the server refuses all others
@@ -169,7 +214,7 @@ class Client:
         if spec is not None:
             body |= {"spec": document, "origin": origin}
         path = f"/jobs/{self._id(job)}/resume"
-        response = self._server.call("POST", path, body, timeout=PACK_SECONDS)
+        response = self._call_packing(path, body, on_packing)
         job_file = (current.get("origin") or {}).get("file")
         if spec is None and job_file:
             response["text"] += f"; {job_file} no longer exists, so the job file is unchanged"

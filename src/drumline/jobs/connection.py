@@ -33,6 +33,8 @@ START_SECONDS = 60.0
 # crash.
 RESPONSE_SECONDS = 60.0
 # After this silence the user learns that the server is slow, or paused and will never answer.
+CONTENT_TOO_LARGE = 413
+"""The HTTP status of LargeCode."""
 SILENCE_SECONDS = 5.0
 # Less than a new database and a log need.
 MIN_FREE_BYTES = 1 << 18
@@ -180,6 +182,10 @@ class HttpResponse:
 
 class Refused(UserError):
     """The server cannot fulfil the request. The text has the reason and the fix."""
+
+
+class LargeCode(Refused):
+    """The code of a job is so large that its user must allow it. Nothing was changed."""
 
 
 class NoServer(Refused):
@@ -374,7 +380,7 @@ class ServerConnection:
             message = str(json.loads(response.read())["error"])
         except (ValueError, KeyError, TypeError):
             message = f"the server failed with {response.status} at {path}; see {self.log}"
-        raise Refused(message)
+        raise LargeCode(message) if response.status == CONTENT_TOO_LARGE else Refused(message)
 
     def stream(self, path: str) -> Iterator[bytes]:
         """Yield the bytes of a response as they arrive."""

@@ -3,11 +3,15 @@
 import errno
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drumline.hosts import code
+from drumline.jobs.connection import CONTENT_TOO_LARGE
+from drumline.jobs.server.job_files import PackingOptions
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.spec import SpecError, load
 from tests.hosts.packing_table import openssh_key
@@ -50,6 +54,55 @@ def test_create_and_its_dry_run_list_the_files_left_out(tmp_path: Path, folder: 
         assert LINE in [event["text"] for event in harness.show(made["id"])["events"]]
         whole = spec_for(folder, include=[".env", "deploy/id_ed25519"])
         assert (await harness.service.plan(whole))["left_out"] == []
+
+    run_scenario(tmp_path / "home", scenario)
+
+
+def test_large_code_is_only_sent_if_its_user_allows_it(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "ASK_FILE_BYTES", 1_500_000)
+    (folder / "data.bin").write_bytes(b"x" * 2_000_000)
+    question = "! much is sent to every host: create asks first, and needs --yes without a terminal"
+
+    async def scenario(harness: ServerHarness) -> None:
+        service, spec = harness.service, spec_for(folder)
+        assert question in (await service.plan(spec))["lines"]
+        with pytest.raises(RequestError) as refused:
+            await service.create(spec, {}, "lab")
+        assert refused.value.http_status == CONTENT_TOO_LARGE
+        assert str(refused.value).startswith(
+            "2.0 MB would be sent to every host; the largest files are data.bin (2.0 MB); "
+        )
+        assert service.overview() == []
+        assert not list(service.folders.code.iterdir())
+        allowed = PackingOptions(allow_large=True)
+        job = (await service.create(spec, {}, "lab", packing=allowed))["id"]
+        await service.verb(job, "cancel", {})
+        await harness.reaches(job, "CANCELLED")
+        assert "restarts" in (await service.verb(job, "resume", {}))["text"], "it was allowed"
+        (folder / ".drumlineignore").write_text("*.bin\n")
+        assert question not in (await service.plan(spec))["lines"]
+        await service.create(spec, {}, "lab")
+
+    run_scenario(tmp_path / "home", scenario)
+
+
+def test_the_progress_of_sending_is_the_note_of_a_job(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        assert harness.show(job)["sending"] is None
+        session = harness.starts(job)[-1]
+        session._hosts = [
+            replace(report, sent_bytes=30_000_000, bytes_to_send=100_000_000)
+            for report in session._hosts
+        ]
+        hosts = len(session._hosts)
+        sending = {"hosts": hosts, "bytes": 30_000_000 * hosts, "total": 100_000_000 * hosts}
+        assert harness.show(job)["sending"] == sending
+        note = f"sending files to {hosts} hosts: {30 * hosts} of {100 * hosts} MB"
+        assert harness.show(job)["reason"] == note
 
     run_scenario(tmp_path / "home", scenario)
 

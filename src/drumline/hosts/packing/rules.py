@@ -74,11 +74,14 @@ def left_out_json(entries: Sequence[LeftOut]) -> dict[str, Any]:
 
 def packing_notes(archive: Mapping[str, Any]) -> list[str]:
     """Return the lines about an archive: the files that are left out, and the largest ones."""
-    largest = [
-        f"{printable(name)} ({size / 1e6:,.1f} MB)" for name, size in archive.get("largest") or ()
-    ]
-    lines = [f"largest files: {', '.join(largest)}; exclude files with .drumlineignore"]
+    largest = archive.get("largest") or ()
+    lines = [f"largest files: {describe_files(largest)}; exclude files with .drumlineignore"]
     return [*filter(None, [left_out_line(archive)]), *(lines if largest else [])]
+
+
+def describe_files(files: Sequence[Sequence[Any]]) -> str:
+    """Return the names and sizes of files as text."""
+    return ", ".join(f"{printable(name)} ({size / 1e6:,.1f} MB)" for name, size in files)
 
 
 def left_out_line(entries: Mapping[str, Any]) -> str:

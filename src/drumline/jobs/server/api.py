@@ -25,6 +25,7 @@ from drumline.jobs.connection import ORPHANS_HEADER, VERSION_HEADER
 from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Status
 from drumline.jobs.server.execution import Exchange, LinesResponse
+from drumline.jobs.server.job_files import PackingOptions
 from drumline.jobs.server.logs import LogQuery, stream_logs
 from drumline.jobs.server.request_bodies import read_body
 from drumline.jobs.server.service import MAX_ID_DIGITS, RECENT_SECONDS, JobService
@@ -58,6 +59,7 @@ class JobsApi:
             routes=[
                 Route("/jobs", self.list_jobs),
                 Route("/jobs", self.create, methods=["POST"]),
+                Route("/packing/{token}", self.packing),
                 Route("/plan", self.plan, methods=["POST"]),
                 Route("/ids", self.ids),
                 Route("/jobs/{id}", self.show),
@@ -88,7 +90,7 @@ class JobsApi:
         return JSONResponse(self._service.overview(parse_search(request.query_params)))
 
     async def create(self, request: Request) -> Response:
-        """`POST /jobs {spec, secrets, user, origin, interpreter}`."""
+        """`POST /jobs {spec, secrets, user, origin, interpreter, allow_large, packing}`."""
         body = await _body(request)
         await asyncio.to_thread(self._before_create)
         job = await self._service.create(
@@ -97,8 +99,13 @@ class JobsApi:
             body.get("user", ""),
             body.get("origin"),
             body.get("interpreter"),
+            PackingOptions.from_body(body),
         )
         return JSONResponse(job, status_code=201)
+
+    async def packing(self, request: Request) -> Response:
+        """`GET /packing/{token}`: the progress of the packing for a `create` or `resume`."""
+        return JSONResponse(self._service.files.progress(request.path_params["token"]))
 
     async def plan(self, request: Request) -> Response:
         """`POST /plan {spec, origin}`: the dry run of `create`."""

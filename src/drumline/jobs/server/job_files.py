@@ -7,16 +7,19 @@ start.
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from drumline.cloud.protocol import Cloud, CloudError
 from drumline.hosts import code
 from drumline.hosts.bundled_package import BundledPackage, choose_package
 from drumline.hosts.packing.folders import require_workdir
 from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
+from drumline.hosts.packing.selection import PackingProgress
 from drumline.jobs.billing import quota_warnings
 from drumline.jobs.config import Config
+from drumline.jobs.connection import CONTENT_TOO_LARGE
 from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Candidate
 from drumline.jobs.server.verbs import RequestError
@@ -27,6 +30,24 @@ if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
 
 
+@dataclass(frozen=True)
+class PackingOptions:
+    """The wishes of a client about the code of its job."""
+
+    allow_large: bool = False
+    """True if the user has allowed to send large code."""
+    token: str = ""
+    """The name under which the client asks for the progress."""
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Self:
+        """Read the options from a request."""
+        return cls(body.get("allow_large", False), body.get("packing", ""))
+
+
+_DEFAULT_OPTIONS = PackingOptions()
+
+
 class JobFiles:
     """Checks and packs job files with the settings of this server."""
 
@@ -35,6 +56,14 @@ class JobFiles:
         self._config = config
         self._cloud = cloud
         self._code = archives
+        self._progress: dict[str, PackingProgress] = {}
+        """The progress of packing by the tokens of clients."""
+
+    def progress(self, token: str) -> dict[str, int]:
+        """Return the bytes that were read and their total, while code is being packed."""
+        if (progress := self._progress.get(token)) is None:
+            raise RequestError("nothing is being packed for this client", 404)
+        return {"bytes": progress.bytes, "total": progress.total}
 
     def validate(self, raw: Mapping[str, Any]) -> "JobSpec":
         """Read a job file from JSON. Raise RequestError if it is invalid."""
@@ -122,17 +151,24 @@ class JobFiles:
                 choose_package, spec.workdir, scripts, python, local=local
             )
 
-    async def pack(self, spec: "JobSpec", bundled: BundledPackage) -> dict[str, Any] | None:
+    async def pack(
+        self,
+        spec: "JobSpec",
+        bundled: BundledPackage,
+        options: PackingOptions = _DEFAULT_OPTIONS,
+    ) -> dict[str, Any] | None:
         """Pack the job's code and describe the archive. Return None if there is no code."""
         if spec.workdir is None and bundled.package is None:
             return None
-        with _reading(spec.workdir):
+        with _reading(spec.workdir), self._report_progress(options.token) as progress:
             packed = await asyncio.to_thread(
                 code.pack,
                 spec.workdir,
                 self._code,
                 package=bundled.package,
                 rules=self._rules(spec),
+                progress=progress,
+                allow_large=options.allow_large,
             )
         self._require_requirements_file(spec, packed.left_out)
         return {
@@ -163,6 +199,14 @@ class JobFiles:
             **left_out_json(measured.left_out),
         }
 
+    @contextmanager
+    def _report_progress(self, token: str) -> Iterator[PackingProgress]:
+        progress = self._progress[token] = PackingProgress()
+        try:
+            yield progress
+        finally:
+            self._progress.pop(token, None)
+
     def _rules(self, spec: "JobSpec") -> PackingRules:
         """Return the packing rules of a job file."""
         return PackingRules(
@@ -192,6 +236,12 @@ def _reading(workdir: Path | None) -> Iterator[None]:
     """
     try:
         yield
+    except code.LargeCodeError as error:
+        raise RequestError(
+            f"{error}; .drumlineignore excludes files, and --yes (in Python allow_large=True)"
+            " sends them",
+            CONTENT_TOO_LARGE,
+        ) from None
     except code.CodeError as error:
         raise RequestError(str(error)) from None
     except OSError as error:

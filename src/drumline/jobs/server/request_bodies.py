@@ -11,6 +11,10 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _is_boolean(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -41,6 +45,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "secrets": (_is_object_of_texts, "an object of texts"),
     "user": (_is_text, "a text"),
     "interpreter": (_is_text, "a text"),
+    "allow_large": (_is_boolean, "true or false"),
+    "packing": (_is_text, "a text"),
     "names": (_is_texts, "a list of texts"),
     "command": (_is_command, "a text or a list of texts"),
     "host": (_is_host, "a host index or all"),

@@ -9,13 +9,14 @@ import getpass
 import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
 from drumline.errors import CloudError
+from drumline.hosts.code import needs_confirmation
 from drumline.hosts.packing.rules import packing_notes
 from drumline.hosts.values import working_copy
 from drumline.jobs.controller.sessions import attempt_key
@@ -24,7 +25,7 @@ from drumline.jobs.core.state import Decision, Event, Job
 from drumline.jobs.server import verbs, views
 from drumline.jobs.server.execution import Execution
 from drumline.jobs.server.host_history import HostHistoryApi
-from drumline.jobs.server.job_files import JobFiles
+from drumline.jobs.server.job_files import JobFiles, PackingOptions
 from drumline.jobs.server.orphans import Orphans
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.slice_settings import SLICE_KEYS
@@ -41,6 +42,7 @@ from drumline.observed import HostPhase
 RECENT_SECONDS = 24 * 3600.0
 """Seconds for which `list` shows an ended job without `--all`."""
 ALL_JOBS = JobFilter()
+_DEFAULT_PACKING = PackingOptions()
 MAX_ID_DIGITS = 15
 """The maximum number of digits of a job id in the database."""
 MAX_CANDIDATES = 10
@@ -196,6 +198,7 @@ class JobService:
         user: str,
         origin: Mapping[str, Any] | None = None,
         interpreter: str | None = None,
+        packing: PackingOptions = _DEFAULT_PACKING,
     ) -> dict[str, Any]:
         """Create a job and pack its code, so that later edits do not change it.
 
@@ -212,7 +215,7 @@ class JobService:
         if missing:
             raise RequestError(f"secrets: {min(missing)} is not set in your environment")
         bundled = await self.files.choose_package(spec)
-        archive = await self.files.pack(spec, bundled)
+        archive = await self.files.pack(spec, bundled, packing)
         stored = spec.model_dump(mode="json")
         stored |= {"archive": archive, "origin": job_origin or None}
         stored["interpreter"] = self._local_interpreter(interpreter)
@@ -237,11 +240,11 @@ class JobService:
         warnings = self.files.warnings(spec, choices, bundled)
         for warning in warnings:
             self.store.add_event(record.job.id, Event("warning", warning), now)
-        packing = packing_fields(archive)
-        for line in packing_notes(packing):
+        fields = packing_fields(archive)
+        for line in packing_notes(fields):
             self.store.add_event(record.job.id, Event("note", line), now)
         self.supervisor.wake()
-        return views.full(self.supervisor, record) | {"warnings": warnings} | packing
+        return views.full(self.supervisor, record) | {"warnings": warnings} | fields
 
     def _local_interpreter(self, interpreter: str | None) -> str | None:
         """Return the Python of a client for the hosts, which only the emulator has here."""
@@ -289,6 +292,11 @@ class JobService:
         warnings = [f"! {warning}" for warning in self.files.warnings(spec, choices, bundled)]
         if message := await self.files.login_error(raw):
             warnings.append(f"! {message}")
+        if _is_large(archive):
+            warnings.append(
+                "! much is sent to every host: create asks first, and needs --yes without a"
+                " terminal"
+            )
         packing = packing_fields(archive)
         settings = spec.slice_settings.over(self.supervisor.config.slice_settings)
         plan = views.plan_lines(spec, choices, archive, settings)
@@ -388,7 +396,10 @@ class JobService:
         changed = [] if adopted else changes(before, after)
         if not adopted:
             self._require_same_slice(requested, before, after)
-        archive = await self.files.pack(spec, await self.files.choose_package(spec))
+        options = PackingOptions.from_body(body)
+        if _is_large(record.spec.document.get("archive")):  # its user has allowed it before
+            options = replace(options, allow_large=True)
+        archive = await self.files.pack(spec, await self.files.choose_package(spec), options)
         owner = record.spec.checkpoint_owner
         if after["checkpoint"] != before.get("checkpoint"):
             owner = checkpoint_owner(self.store.owner, time.time())
@@ -504,6 +515,13 @@ def _stored_spec(document: dict[str, Any]) -> StoredSpec:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise RequestError(f"{place}: {first['msg'].lower()}") from None
+
+
+def _is_large(archive: Mapping[str, Any] | None) -> bool:
+    """Return True for code, packed or measured, that its user must allow."""
+    return archive is not None and needs_confirmation(
+        archive["bytes"], archive.get("largest") or ()
+    )
 
 
 def packing_fields(archive: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from drumline.jobs.controller.supervisor import Supervisor
     from drumline.jobs.spec import JobSpec
 
+MIN_SENDING_BYTES = 10**7
+"""The size of code from which the progress of sending is shown."""
+
 
 def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     """Return the summary of a job: one line of `drumline list`."""
@@ -59,6 +62,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             for placement in job.parked
         ],
         "chips_held": ready.chips if ready else 0,
+        "sending": _sending(supervisor, job),
         "cost_per_hour": price_per_hour(*slice_terms) if slice_terms else None,
         "would_cost_per_hour": would_cost_per_hour(*slice_terms) if slice_terms else None,
     }
@@ -69,7 +73,7 @@ def unreadable(aside: UnreadableJob) -> dict[str, Any]:
     identity = {"id": aside.id, "user": aside.user, "name": aside.name, "status": UNREADABLE}
     unknown = dict.fromkeys(
         ("accelerator", "zone", "host0_ip", "progress", "created", "ended", "cost_per_hour")
-    ) | {"would_cost_per_hour": None}
+    ) | {"would_cost_per_hour": None, "sending": None}
     counts = dict.fromkeys(
         ("attempts_made", "preemptions", "failures", "bad_hosts", "chips_held"), 0
     )
@@ -98,7 +102,23 @@ def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
             tpu_slice = f"slice {job.placement.accelerator} in {job.placement.zone}"
             return f"{job.reason}; {tpu_slice} kept {until} for a resume{cost}"
         return f"{job.reason} {until}{cost}"
+    if sending := _sending(supervisor, job):
+        sent, total = (sending[key] / 1e6 for key in ("bytes", "total"))
+        hosts = "1 host" if sending["hosts"] == 1 else f"{sending['hosts']} hosts"
+        return f"sending files to {hosts}: {sent:,.0f} of {total:,.0f} MB"
     return job.reason or supervisor.heartbeats.warnings.get(job.id, "")
+
+
+def _sending(supervisor: "Supervisor", job: Job) -> dict[str, int] | None:
+    """Return the progress of sending the code to the hosts; None if there is little to send."""
+    if job.status.ended:
+        return None
+    hosts = [report for report in supervisor.sessions.reports(job) if report.bytes_to_send]
+    total = sum(report.bytes_to_send for report in hosts)
+    if total < MIN_SENDING_BYTES:
+        return None
+    sent = sum(report.sent_bytes for report in hosts)
+    return {"hosts": len(hosts), "bytes": sent, "total": total}
 
 
 def _clock_time(moment: float) -> str:
