@@ -15,10 +15,11 @@ from tests.jobs.fakes import HOUR, ServerHarness, run_scenario
 WRITES = ("save", "gone", "note", "adopt_stray", "check_writable")
 
 
-def fill_disk(harness: ServerHarness) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+def full(*_: Any, **__: Any) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
 
+
+def fill_disk(harness: ServerHarness) -> None:
     for name in WRITES:
         setattr(harness.supervisor.store, name, full)
     harness.supervisor.store.metrics.save = full  # type: ignore[method-assign]
@@ -68,6 +69,46 @@ def test_events_during_a_full_disk_are_decided_afterwards(tmp_path: Path) -> Non
         await harness.until(lambda: len(harness.starts(job)) == 2, within=180)
         assert harness.show(job)["preemptions"] == 1
         await harness.until(lambda: name not in harness.cloud.held)
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_an_end_that_is_saved_before_its_metrics_deletes_the_secrets(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        harness.supervisor.folders.save_secrets(job, {"TOKEN": "x"})
+        harness.starts(job)[0].send_heartbeat(step=1)
+        await asyncio.sleep(1)
+        metrics = harness.supervisor.store.metrics
+        saved = metrics.save
+        metrics.save = full  # type: ignore[method-assign]
+        harness.starts(job)[0].send_heartbeat(step=2, loss=0.5)
+        harness.starts(job)[0].ends(0)
+        await harness.reaches(job, "SUCCEEDED")
+        await asyncio.sleep(60)
+        assert harness.supervisor.folders.secrets(job) == {}
+        metrics.save = saved  # type: ignore[method-assign]
+        await asyncio.sleep(60)
+        assert [point.step for point in metrics.points(job)] == [1, 2], "the metrics are not lost"
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_secrets_that_cannot_be_deleted_now_are_deleted_later(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        def read_only(*_: Any) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        harness.supervisor.folders.save_secrets(job, {"TOKEN": "x"})
+        folders = harness.supervisor.folders
+        folders.forget_secrets = read_only  # type: ignore[method-assign]
+        harness.starts(job)[0].ends(0)
+        await harness.reaches(job, "SUCCEEDED")
+        del folders.forget_secrets
+        await harness.until(lambda: folders.secrets(job) == {}, within=180)
 
     run_scenario(tmp_path, scenario)
 

@@ -6,7 +6,9 @@ written every few seconds, and when an attempt ends. After a crash, the next ser
 heartbeat from the host again.
 """
 
+import logging
 import re
+import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,8 @@ from drumline.jobs.patterns import TooSlow, limited
 from drumline.jobs.store.metrics import Point
 from drumline.jobs.store.records import Store
 from drumline.observed import HostReport
+
+log = logging.getLogger(__name__)
 
 WRITE_SECONDS = 5.0
 """Seconds between two writes of the metrics of a job."""
@@ -144,6 +148,8 @@ class _History:
     """The time when the first point was observed."""
     last_point: Point | None
     unsaved_points: list[Point] = field(default_factory=list)
+    unsaved_steps: dict[int, Steps] = field(default_factory=dict)
+    """The steps of attempts that ended while the disk was full."""
     unsaved_since: float | None = None
     """The time when the oldest unsaved change was observed."""
 
@@ -274,15 +280,26 @@ class Heartbeats:
         return self._histories[job_id]
 
     def end(self, job_id: str, attempt: int) -> None:
-        """Save the last metrics of an attempt that is over."""
+        """Save the last metrics of an attempt that is over, or later if the disk is full."""
         current = self._current.get(job_id)
         if current is None or current.number != attempt:
             return
         history = self._history(job_id)
         if current.newest_point is not None and current.newest_point != history.last_point:
             self._add_point(history, current.newest_point, first_or_last=True)
-        self._save(job_id)
+        if current.steps is not None:
+            history.unsaved_steps[attempt] = current.steps
         del self._current[job_id]
+        try:
+            self._save(job_id)
+        except sqlite3.OperationalError as error:
+            log.warning("the last metrics of %s/%d are not saved yet: %s", job_id, attempt, error)
+            history.unsaved_since = self._clock()
+
+    def has_unsaved(self, job_id: str) -> bool:
+        """Return True if metrics of a job are not saved yet."""
+        history = self._histories.get(job_id)
+        return history is not None and history.unsaved_since is not None
 
     def save(self, everything: bool = False) -> None:
         """Save the metrics that have waited long enough."""
@@ -299,10 +316,13 @@ class Heartbeats:
 
     def _save(self, job_id: str) -> None:
         history, current = self._history(job_id), self._current.get(job_id)
-        steps = {current.number: current.steps} if current and current.steps else {}
+        steps = dict(history.unsaved_steps)
+        if current is not None and current.steps is not None:
+            steps[current.number] = current.steps
         progress = self._progress.get(job_id)
         self._store.metrics.save(job_id, progress, steps, history.unsaved_points)
         history.unsaved_points, history.unsaved_since = [], None
+        history.unsaved_steps = {}
 
     def history(self, job_id: str) -> list[Point]:
         """Return the points of a job, including the newest."""

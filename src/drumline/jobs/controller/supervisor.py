@@ -285,7 +285,8 @@ class Supervisor:
             return  # deleted during this round
         job = record.job
         inputs = self._decision_inputs(job)
-        if inputs is not None and inputs == self._last_inputs.get(job_id):
+        same = inputs is not None and inputs == self._last_inputs.get(job_id)
+        if same and not job.status.ended:
             return
         reports = self.sessions.reports(job)
         self._update_metrics(job, reports)
@@ -381,8 +382,6 @@ class Supervisor:
         for ended in decision.ended:
             self._close_session(job.id, ended.attempt.number)
             self.heartbeats.end(job.id, ended.attempt.number)
-        if job.status.ended and not before.status.ended:
-            self.folders.forget_secrets(job.id)
         if (
             job.placement
             and job.placement.phase is PlacementPhase.READY
@@ -391,7 +390,11 @@ class Supervisor:
             self._availability.record_grant(_candidate(job.placement))
         for effect in decision.effects:
             self._act(job, effect)
-        if job.status.ended and job.placement is None:
+        if not job.status.ended:
+            return
+        # If this fails, the job is decided on again.
+        self.folders.forget_secrets(job.id)
+        if job.placement is None and not self.heartbeats.has_unsaved(job.id):
             self.forget(job.id)
 
     def _old_program(self, job: Job, placement: Placement) -> OldProgram:
