@@ -41,6 +41,15 @@ class UserRequest:
     too_late: bool = False
     """True if the job had already ended."""
 
+    @property
+    def without_effect(self) -> bool:
+        """True if the server refused it, or had nothing to do."""
+        return self.outcome in {"refused", "nothing"}
+
+    def overlaps(self, later: "UserRequest") -> bool:
+        """Return True if it had no answer yet when a later command was given."""
+        return (self.done or math.inf) > later.asked
+
 
 class PendingRequest:
     """A command of a user that has no result yet."""
@@ -140,14 +149,12 @@ class Invariants:
 
     def _last_request(self, job: str) -> UserRequest | None:
         """Return the user's last granted command; None if a pending one makes it unclear."""
-        requests = [
-            w for w in self._user_requests.get(job, []) if w.outcome not in {"refused", "nothing"}
-        ]
+        requests = [w for w in self._user_requests.get(job, []) if not w.without_effect]
         if not requests or requests[-1].outcome != "answered":
             return None
         # A command without an answer may still take effect.
         *earlier, last = requests
-        if any(w.outcome == "unknown" or (w.done or math.inf) > last.asked for w in earlier):
+        if any(w.outcome == "unknown" or w.overlaps(last) for w in earlier):
             return None
         return last
 
@@ -190,10 +197,15 @@ class Invariants:
                 continue
             if job.status is Status.FAILED:
                 self._check_programs_ended(job, job.placement.name)
-            for user_request in reversed(self._user_requests.get(job.id, [])):
-                if user_request.verb in {"create", "resume"}:
+            requests = [w for w in self._user_requests.get(job.id, []) if not w.without_effect]
+            resumes = [w for w in requests if w.verb in {"create", "resume"}]
+            for user_request in reversed(requests):
+                if user_request in resumes:
                     break
-                if user_request.verb == "delete" and user_request.outcome == "answered":
+                # Of two commands at the same time, the server may execute the earlier one last.
+                unclear = any(resume.overlaps(user_request) for resume in resumes)
+                deleted = user_request.verb == "delete" and user_request.outcome == "answered"
+                if deleted and not unclear:
                     self._environment.fail(f"{job.id} was deleted, and its slice is kept")
 
     def _check_programs_ended(self, job: Job, failed_slice: str) -> None:
