@@ -73,6 +73,20 @@ def test_an_unreadable_operation_causes_no_second_request(tmp_path: Path) -> Non
     run_scenario(tmp_path, scenario)
 
 
+def test_a_read_of_the_operation_that_fails_is_repeated_soon(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.creates, harness.cloud.creation = False, OperationState(False)
+        job = await harness.create()
+        await asyncio.sleep(10 * VISIBLE)
+        harness.cloud.no_operation = UNAVAILABLE
+        reads = harness.cloud.count("operation")
+        await harness.until(lambda: harness.cloud.count("operation") > reads, within=20 * VISIBLE)
+        harness.cloud.no_operation, harness.cloud.creation = None, OperationState(True, INVALID)
+        await harness.reaches(job, "FAILED", within=30)
+
+    run_scenario(tmp_path, scenario)
+
+
 def test_the_operation_is_known_to_the_next_server(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         harness.cloud.creates, harness.cloud.creation = False, OperationState(False)

@@ -71,6 +71,9 @@ def test_an_operation_in_progress_is_not_a_lost_request() -> None:
     scenario.now += TIMEOUTS.booting
     scenario.hidden(creating=True)
     assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert scenario.job.preemptions == 0, "nothing was ever granted"
+    assert scenario.outcomes == []
+    assert f"slice in {A.zone} is still not created after 45 min" in scenario.event_texts
 
 
 def test_the_error_of_the_operation_decides_as_a_refusal() -> None:

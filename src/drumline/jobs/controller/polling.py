@@ -149,6 +149,7 @@ class ZonePolls:
         Return the placements whose operation was not read, those whose operation is in progress,
         and the refusals. An operation that succeeded, or that is unknown, shows nothing. Each is
         read when its age has doubled since the last time, so that many of them cause few calls.
+        A read that fails is repeated in the next poll.
         """
         now, newest = self.clock(), self._newest.get(zone)
         reads = {name: self._operation_reads.get(name) for name in operations}
@@ -158,12 +159,13 @@ class ZonePolls:
         unread, creating = set(operations), set()
         for name in due[:OPERATION_LIMIT]:
             first_at = read.first_at if (read := reads[name]) else now
-            pause = max(self.interval, now - first_at)
-            self._operation_reads[name] = _OperationRead(first_at, now + pause)
+            self._operation_reads[name] = _OperationRead(first_at, now)
             try:
                 state = await self.cloud.operation(operations[name])
             except CloudError:
                 continue
+            pause = max(self.interval, now - first_at)
+            self._operation_reads[name] = _OperationRead(first_at, now + pause)
             unread.discard(name)
             if state is not None and state.error is not None:
                 refused[name] = self.cloud.explain(state.error, zone)

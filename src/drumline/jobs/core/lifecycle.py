@@ -240,6 +240,11 @@ def _wait_for_slices(
         refusal = observation.refusal or (listed.refusal if listed else None)
         if listed is None and refusal is None and _may_appear(placement, observation, timeouts):
             return Decision(job)
+        if listed is None and refusal is None and observation.creating:
+            # Nothing shows that there ever was a slice that the cloud could preempt.
+            waited = format_duration(now - _accepted_at(placement))
+            reason = f"slice in {placement.zone} is still not created after {waited}"
+            return _try_next_candidate(job, placement, reason)
         preemption = Refusal(Fault(FaultKind.PREEMPTED, Scope.ZONE), lost_reason or "")
         return _drop_refused_placement(job, placement, refusal or preemption, now, timeouts)
     if listed.state is PlacementState.READY and len(listed.endpoints) == placement.hosts:
@@ -273,9 +278,12 @@ def _may_appear(
     placement: Placement, observation: PlacementObservation, timeouts: Timeouts
 ) -> bool:
     """Return True if a request that the cloud does not have may still appear there."""
-    accepted_at = placement.asked_at if placement.accepted_at is None else placement.accepted_at
     limit = timeouts.booting if observation.creating else timeouts.visible
-    return observation.at - accepted_at <= limit
+    return observation.at - _accepted_at(placement) <= limit
+
+
+def _accepted_at(placement: Placement) -> float:
+    return placement.asked_at if placement.accepted_at is None else placement.accepted_at
 
 
 def _run_on_ready_slices(job: Job, placement: Placement, now: float) -> Decision:
