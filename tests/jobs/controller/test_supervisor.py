@@ -11,7 +11,7 @@ from drumline.jobs.controller.slices import Releases
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.state import Decision, Job
 from drumline.jobs.store.records import SliceRow
-from tests.jobs.fakes import UNAVAILABLE, ServerHarness, run_scenario
+from tests.jobs.fakes import UNAVAILABLE, FakeCloud, ServerHarness, run_scenario
 
 
 def test_the_loop_ends_even_if_there_is_news_at_that_very_moment(tmp_path: Path) -> None:
@@ -164,6 +164,17 @@ def test_an_outage_is_not_taken_for_a_bug(tmp_path: Path) -> None:
         await harness.reaches(job, "RUNNING", within=120)
 
     run_scenario(tmp_path, scenario)
+
+
+def test_a_requested_poll_that_is_overdue_begins_in_the_next_round() -> None:
+    now = 0.0
+    polls = ZonePolls(FakeCloud(lambda: now), interval=100.0, clock=lambda: now)
+    assert polls.take_due({"us-central2-b"}) == ["us-central2-b"]
+    now = 50.0
+    polls.poll_soon("us-central2-b")
+    assert polls.next_due() == 0.0
+    polls.take_due({"us-central2-b"})
+    assert polls.next_due() == 100.0
 
 
 def test_a_release_that_fails_after_its_slice_was_seen_gone_is_forgotten(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ class ZonePolls:
     """The time when the cloud accepted the request, by placement."""
     _operation_reads: dict[str, _OperationRead] = field(default_factory=dict)
     """The reads of create operations, by placement."""
+    _requested: set[str] = field(default_factory=set)
+    """The zones to poll soon, since polls were last started."""
 
     def take_due(self, zones: set[str]) -> list[str]:
         """Return the zones to poll now. They are not due again for another interval."""
@@ -80,6 +82,7 @@ class ZonePolls:
         due = [zone for zone in zones if now >= self._due_at.get(zone, 0.0)]
         self._due_at.update({zone: now + self._pause(zone) for zone in due})
         self._began_at.update(dict.fromkeys(due, now))
+        self._requested.clear()
         return due
 
     def _pause(self, zone: str) -> float:
@@ -88,7 +91,11 @@ class ZonePolls:
     def next_due(self) -> float:
         """Return the seconds until the next poll, at most one interval."""
         now = self.clock()
-        return min([self.interval, *(at - now for at in self._due_at.values() if at > now)])
+        # A zone without slices stays due, and is not polled. One that was requested is.
+        waits = [
+            at - now for zone, at in self._due_at.items() if at > now or zone in self._requested
+        ]
+        return max(0.0, min([self.interval, *waits]))
 
     def poll_soon(self, zone: str) -> None:
         """Bring the next poll of a zone forward, because something changed there."""
@@ -96,6 +103,7 @@ class ZonePolls:
         pause = self._pause(zone) if failing else SHORTEST_PAUSE * self.interval
         earliest = self._began_at.get(zone, 0.0) + pause
         self._due_at[zone] = min(self._due_at.get(zone, 0.0), earliest)
+        self._requested.add(zone)
 
     async def poll(
         self,
