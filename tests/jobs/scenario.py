@@ -50,6 +50,8 @@ class Scenario:
     zones: dict[Candidate, ZoneStatus] = field(default_factory=dict)
     old_program_may_run: bool = False
     stopped: bool = False
+    maintenance: tuple[float, str] | None = None
+    """The time of the newest poll that listed a maintenance, and its words."""
     unreachable: tuple[int, ...] = ()
     """The hosts that did not confirm the last stop."""
     steps: Steps | None = None
@@ -67,7 +69,11 @@ class Scenario:
         elif self.polled_at is not None and self.job.placement is not None:
             nodes = [self.node] if self.node else []
             listed = combine(self.request, nodes) if self.request or nodes else None
-            observation = PlacementObservation(self.polled_at, listed)
+            if listed is not None and listed.maintenance:
+                self.maintenance = (self.polled_at, listed.maintenance)
+            observation = PlacementObservation(
+                self.polled_at, listed, last_maintenance=self.maintenance
+            )
         return Observations(
             observation,
             self.hosts,

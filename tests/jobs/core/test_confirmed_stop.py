@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from drumline.jobs.core.lifecycle import adapt_times
 from drumline.jobs.core.state import DesiredState, EffectKind, Outcome, Status
 from tests.jobs.scenario import TIMEOUTS, Scenario
 
@@ -133,3 +134,37 @@ def test_a_host_that_answers_and_never_confirms_is_replaced() -> None:
         scenario.everybody_is_heard()
     assert scenario.outcomes == [Outcome.BAD_HOST]
     assert scenario.did(EffectKind.RELEASE) == [SLICE]
+
+
+def test_a_host_that_is_back_after_a_long_silence_is_told_to_stop_again() -> None:
+    scenario = failed_with_a_host_out_of_reach()
+    scenario.passes(TIMEOUTS.bad_silence + 60)
+    assert scenario.outcomes == [], "no poll has shown yet what the slice does"
+    scenario.effects.clear()
+    scenario.everybody_is_heard()
+    assert scenario.outcomes == []
+    assert scenario.did(EffectKind.STOP)
+    scenario.unreachable, scenario.stopped = (), True
+    scenario.settle()
+    assert scenario.outcomes == [Outcome.PROGRAM_FAILED]
+
+
+def test_time_in_which_the_server_did_not_listen_does_not_count_against_a_host() -> None:
+    scenario = failed_with_a_host_out_of_reach().everybody_is_heard()
+    scenario.now += 3600.0
+    scenario.listening_since = scenario.now
+    scenario.everybody_is_heard().settle()
+    assert scenario.outcomes == []
+
+
+@pytest.mark.parametrize("wish", [DesiredState.RUN, DesiredState.CANCEL])
+def test_the_wait_begins_again_with_a_new_server(wish: DesiredState) -> None:
+    scenario = failed_with_a_host_out_of_reach().everybody_is_heard()
+    scenario.job = replace(scenario.job, wish=wish)
+    scenario.settle()
+    scenario.now += 24 * 3600.0
+    scenario.listening_since = None
+    scenario.job = adapt_times(scenario.job, scenario.now)
+    scenario.everybody_is_heard()
+    assert scenario.outcomes == []
+    assert not scenario.did(EffectKind.RELEASE)

@@ -618,6 +618,22 @@ def test_a_silent_slice_in_maintenance_is_lost_without_a_bad_host() -> None:
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
+def test_a_maintenance_that_ended_before_the_newest_poll_explains_the_silence() -> None:
+    scenario = Scenario().runs().passes(TIMEOUTS.silence - 30)
+    scenario = in_maintenance(scenario).settle().passes(TIMEOUTS.bad_silence)
+    assert scenario.outcomes == []
+    scenario.look("ACTIVE", "READY")
+    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.job.bad_hosts == 0
+
+
+def test_a_maintenance_before_the_silence_explains_nothing() -> None:
+    scenario = in_maintenance(Scenario().runs()).everybody_is_heard()
+    scenario.look("ACTIVE", "READY").everybody_is_heard()
+    scenario.passes(TIMEOUTS.bad_silence + 60).look("ACTIVE", "READY")
+    assert scenario.outcomes == [Outcome.BAD_HOST]
+
+
 def test_a_slice_in_maintenance_whose_hosts_report_runs_on() -> None:
     scenario = in_maintenance(Scenario().runs()).everybody_is_heard()
     assert scenario.status() is Status.RUNNING

@@ -73,6 +73,8 @@ class ZonePolls:
     """The time when the cloud accepted the request, by placement."""
     _operation_reads: dict[str, _OperationRead] = field(default_factory=dict)
     """The reads of create operations, by placement."""
+    _maintenance: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """The time of the newest poll that listed a maintenance, and its words, by placement."""
     _requested: set[str] = field(default_factory=set)
     """The zones to poll soon, since polls were last started."""
 
@@ -138,6 +140,9 @@ class ZonePolls:
                 continue
             if listed is not None:
                 placements[name] = listed
+        for name in expected:
+            if name in placements and placements[name].maintenance:
+                self._maintenance[name] = (began_at, placements[name].maintenance)
         self.errors.pop(zone, None)
         self._failures.pop(zone, None)
         newest = self._newest.get(zone)
@@ -206,6 +211,7 @@ class ZonePolls:
         """Forget a placement that is gone."""
         self._accepted_at.pop(name, None)
         self._operation_reads.pop(name, None)
+        self._maintenance.pop(name, None)
 
     def observation(self, placement: Placement) -> PlacementObservation | None:
         """Return a placement as the newest poll shows it; None if the poll is not conclusive.
@@ -217,5 +223,9 @@ class ZonePolls:
         if poll is None or poll.at <= self._accepted_at.get(name, 0.0) or name in poll.unknown:
             return None
         return PlacementObservation(
-            poll.at, poll.placements.get(name), poll.refused.get(name), name in poll.creating
+            poll.at,
+            poll.placements.get(name),
+            poll.refused.get(name),
+            name in poll.creating,
+            self._maintenance.get(name),
         )

@@ -81,9 +81,11 @@ def check_silence(
             state = listed.cloud_state if listed and listed.slices else "gone"
             reason = f"host {report.index} is silent, and the slice is {state}"
             return after_preemption(job, placement, reason, now, observations.steps)
-        if polled_since and listed is not None and listed.maintenance:
+        # The maintenance may have ended before the newest poll, and the host answers soon.
+        maintenance = observation.maintenance_after(since) if observation else ""
+        if polled_since and maintenance:
             reason = f"host {report.index} is silent, and the slice is in maintenance"
-            reason += f" ({listed.maintenance})"
+            reason += f" ({maintenance})"
             return after_preemption(job, placement, reason, now, observations.steps)
         message = f"no report from host {report.index} for {format_duration(silence)}"
         key_refused = report.contact is ContactFailure.KEY_REFUSED

@@ -362,17 +362,27 @@ def _unconfirmed_stop(
 
     The next attempt starts when no host runs this one, or on other slices.
     """
-    host, hosts = observations.unreachable[0], len(observations.reports)
-    attempt, too_long = _unconfirmed(current_attempt(job), now, timeouts)
-    job = replace(job, attempt=attempt)
+    answering = [
+        host for host in observations.unreachable if _answers(host, observations, now, timeouts)
+    ]
+    since, too_long = _unconfirmed(current_attempt(job), observations, now, timeouts)
+    # Silence has deadlines of its own. A host that is back is told to stop once more.
+    job = _with_unconfirmed(job, since if answering else None)
     silence = check_silence(job, placement, observations, now, timeouts)
     if silence is not None:
         return silence
-    if too_long:
+    if answering and too_long:
         message = f"no stop confirmed for {format_duration(timeouts.bad_silence)}"
-        cause = Cause(CauseKind.BAD_HOST, host, hosts, message, proof=EvidenceKind.START)
+        hosts = len(observations.reports)
+        cause = Cause(CauseKind.BAD_HOST, answering[0], hosts, message, proof=EvidenceKind.START)
         return replace_bad_host(job, placement, cause, observations, now, idle=False)
     return Decision(job, effects=(Effect(EffectKind.STOP, placement),))
+
+
+def _answers(host: int, observations: Observations, now: float, timeouts: Timeouts) -> bool:
+    """Return True if a host reports, so that its silence is no reason for a stop without effect."""
+    heard_at = observations.reports[host].heard_at
+    return heard_at is not None and now - heard_at <= timeouts.silence
 
 
 def _start_or_continue(
@@ -448,13 +458,14 @@ def _stop_for_user(
     if job.attempt is not None and not observations.stopped:
         if not observations.unreachable:
             return _repeat_stop(job, placement, job.attempt, "stopping")
-        attempt, too_long = _unconfirmed(job.attempt, now, timeouts)
+        since, too_long = _unconfirmed(job.attempt, observations, now, timeouts)
+        job = _with_unconfirmed(job, since)
         stopping = f"stopping: {_list_hosts(observations.unreachable)} cannot be reached"
         if releases or too_long:
             # A slice with such a host is of no use for a resume.
-            job = with_reason(replace(job, attempt=attempt), stopping)
+            job = with_reason(job, stopping)
             return release_for_user(job, placement, observations, now)
-        return _repeat_stop(job, placement, attempt, stopping)
+        return _repeat_stop(job, placement, current_attempt(job), stopping)
     if job.wish is DesiredState.RESTART:
         return resume_job(job)
     if releases:
@@ -465,10 +476,20 @@ def _stop_for_user(
     return finish_job(job, Status.CANCELLED, reason, now, ended=ended)
 
 
-def _unconfirmed(attempt: Attempt, now: float, timeouts: Timeouts) -> tuple[Attempt, bool]:
-    """Return the attempt whose stop a host did not confirm, and True if that lasts too long."""
+def _unconfirmed(
+    attempt: Attempt, observations: Observations, now: float, timeouts: Timeouts
+) -> tuple[float, bool]:
+    """Return since when a host did not confirm the stop, and True if that lasts too long.
+
+    Time in which this server did not listen does not count.
+    """
     since = now if attempt.unconfirmed_at is None else attempt.unconfirmed_at
-    return replace(attempt, unconfirmed_at=since), now - since > timeouts.bad_silence
+    since = max(since, observations.listening_since or since)
+    return since, now - since > timeouts.bad_silence
+
+
+def _with_unconfirmed(job: Job, since: float | None) -> Job:
+    return replace(job, attempt=replace(current_attempt(job), unconfirmed_at=since))
 
 
 def _repeat_stop(job: Job, placement: Placement, attempt: Attempt, reason: str) -> Decision:
@@ -573,28 +594,17 @@ def adapt_times(job: Job, now: float) -> Job:
     """Adapt the times of a saved job to a new server, because the wall clock may have been set.
 
     Past events are limited to `now`, and deadlines to their longest delay: otherwise a backoff of
-    seconds could last hours. A request that may not have appeared yet gets its full time again:
-    otherwise it could count as preempted at once.
+    seconds could last hours. Waits begin again: otherwise they could be over at once, and a request
+    would count as preempted, or a host as bad.
     """
     placement, attempt = job.placement, job.attempt
-    if placement is not None and placement.phase is PlacementPhase.QUEUED:
-        placement = replace(placement, accepted_at=now)
-        job = replace(job, placement=placement)
-    times = [job.not_before, job.kept_until]
     if placement is not None:
-        times += [placement.asked_at, placement.ready_at]
-        times += [placement.accepted_at, placement.booting_at]
-    if attempt is not None:
-        times += [attempt.started_at, attempt.running_at, attempt.failed_at, attempt.stuck_at]
-        times.append(attempt.unconfirmed_at)
-    if all(time is None or time <= now for time in times):
-        return job  # the usual case; a server may start with thousands of jobs
-    if placement is not None:
+        queued = placement.phase is PlacementPhase.QUEUED
         placement = replace(
             placement,
             asked_at=min(placement.asked_at, now),
-            accepted_at=_at_most(placement.accepted_at, now),
-            booting_at=_at_most(placement.booting_at, now),
+            accepted_at=now if queued else _at_most(placement.accepted_at, now),
+            booting_at=None if placement.booting_at is None else now,
             ready_at=_at_most(placement.ready_at, now),
         )
     if attempt is not None:
@@ -602,10 +612,14 @@ def adapt_times(job: Job, now: float) -> Job:
             attempt,
             started_at=min(attempt.started_at, now),
             running_at=_at_most(attempt.running_at, now),
-            failed_at=_at_most(attempt.failed_at, now),
-            stuck_at=_at_most(attempt.stuck_at, now),
-            unconfirmed_at=_at_most(attempt.unconfirmed_at, now),
+            failed_at=None if attempt.failed_at is None else now,
+            stuck_at=None if attempt.stuck_at is None else now,
+            unconfirmed_at=None if attempt.unconfirmed_at is None else now,
         )
+    times = (job.not_before, job.kept_until)
+    in_past = all(time is None or time <= now for time in times)
+    if in_past and (placement, attempt) == (job.placement, job.attempt):
+        return job  # the usual case; a server may start with thousands of jobs
     return replace(
         job,
         placement=placement,

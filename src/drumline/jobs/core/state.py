@@ -144,7 +144,7 @@ class Attempt:
     """The time when the lack of new steps was observed. The decision waits for a cloud poll."""
     stopping: bool = False
     unconfirmed_at: float | None = None
-    """When a host first did not confirm the stop that a user asked for."""
+    """When a host that answers, or any host after a user's command, did not confirm the stop."""
 
 
 class CauseKind(StrEnum):
@@ -275,6 +275,14 @@ class PlacementObservation:
     """The error with which its create operation ended, if the cloud does not have it."""
     creating: bool = False
     """True if the cloud does not have it yet, because its create operation is in progress."""
+    last_maintenance: tuple[float, str] | None = None
+    """The time of the newest poll that listed a maintenance, and the cloud's words for it."""
+
+    def maintenance_after(self, time: float) -> str:
+        """Return the cloud's words for a maintenance that was listed after that time, or none."""
+        if self.last_maintenance is None or self.last_maintenance[0] <= time:
+            return ""
+        return self.last_maintenance[1]
 
     @property
     def lost_reason(self) -> str | None:
