@@ -220,11 +220,19 @@ class Invariants:
     # After the schedule --------------------------------------------------------------------------
 
     async def jobs_end(self, deadline: float) -> None:
-        """Wait for the end of all jobs."""
-        while (unfinished := self._unfinished_jobs()) and self._environment.now() < deadline:
+        """Wait for the end of all jobs, and for the answers to all commands.
+
+        The server executes a command before its user has the answer.
+        """
+        environment = self._environment
+        while self._unfinished_jobs() or self._unanswered_requests():
+            if environment.now() >= deadline:
+                break
             await asyncio.sleep(120.0)
-        for job_id, state in unfinished.items():
-            self._environment.fail(f"{job_id} never ended: {state}")
+        for job_id, state in self._unfinished_jobs().items():
+            environment.fail(f"{job_id} never ended: {state}")
+        for job_id, verb in self._unanswered_requests():
+            environment.fail(f"{verb} {job_id} was never answered")
 
     async def cloud_is_empty(self, deadline: float) -> None:
         """Wait until the cloud has no resource of the jobs."""
@@ -250,6 +258,15 @@ class Invariants:
             for record in service.supervisor.records.values()
             if not record.job.status.ended
         }
+
+    def _unanswered_requests(self) -> list[tuple[str, str]]:
+        """Return the job and the verb of each command that has no result yet."""
+        return [
+            (job_id, request.verb)
+            for job_id, requests in self._user_requests.items()
+            for request in requests
+            if request.done is None
+        ]
 
     def _check_job(self, job_id: str, requests: list[UserRequest]) -> None:
         service, environment = self._server.service, self._environment

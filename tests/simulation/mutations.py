@@ -165,7 +165,7 @@ def kept_slices_are_never_released() -> AbstractContextManager[Any]:
 def a_new_server_repeats_the_attempt() -> AbstractContextManager[Any]:
     """Begin a new attempt after each restart of the server."""
 
-    def clamped(job: Job, now: float) -> Job:
+    def adapt(job: Job, now: float) -> Job:
         if job.attempt is None or job.placement is None:
             return job
         if job.placement.phase is not PlacementPhase.READY:
@@ -173,7 +173,7 @@ def a_new_server_repeats_the_attempt() -> AbstractContextManager[Any]:
         number = job.attempts + 1
         return replace(job, attempts=number, attempt=Attempt(number, started_at=now))
 
-    return patch.object(lifecycle, "clamp_times", clamped)
+    return patch.object(lifecycle, "adapt_times", adapt)
 
 
 def requests_have_no_limit() -> AbstractContextManager[Any]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.mutations import MUTATIONS, Mutation
+
 ROOT = Path(__file__).parents[2]
 SEEDS, BATCH = 60, 15
 EASY_MUTATIONS = (
@@ -20,14 +22,36 @@ EASY_MUTATIONS = (
 )
 """Mutations that the first schedules find; `python -m tests.simulation.mutations` runs all."""
 
+CLEAN_AT_THE_END = """
+from dataclasses import replace
+from tests.simulation.schedule import FAULT_PERIOD, Incident, Schedule, generate_schedule
+from tests.simulation.simulation import simulate
 
-def simulation(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run a module in a new process with a fixed hash seed."""
-    command = [sys.executable, "-m", *arguments]
+drawn = generate_schedule(1).jobs[0]
+job = replace(drawn, at=0.0, program=replace(drawn.program, bugs=(), steps=3))
+clean = Incident(FAULT_PERIOD, "clean")
+outcomes = [simulate(Schedule(seed, (job,), (clean,))) for seed in range(20)]
+print([violation for outcome in outcomes for violation in outcome.violations])
+"""
+"""Run twenty schedules of one job, whose user cleans it at the last moment."""
+
+
+def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python in a new process with a fixed hash seed."""
     environment_variables = os.environ | {"PYTHONHASHSEED": "0"}
     return subprocess.run(
-        command, cwd=ROOT, env=environment_variables, capture_output=True, text=True, check=False
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment_variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
+
+
+def simulation(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a module of the simulation."""
+    return python("-m", *arguments)
 
 
 @pytest.mark.long
@@ -38,10 +62,22 @@ def test_no_schedule_violates_an_invariant(first: int) -> None:
     assert result.stdout.endswith(f"{BATCH} schedules, 0 broken\n"), result.stdout + result.stderr
 
 
+def test_a_job_is_judged_after_its_last_command_is_answered() -> None:
+    # The seed decides whether the server executes the command before or after the check.
+    result = python("-W", "ignore", "-c", CLEAN_AT_THE_END)
+    assert result.stdout == "[]\n", result.stdout + result.stderr
+
+
 def test_the_same_seed_gives_the_same_schedule_in_another_process() -> None:
     outputs = {simulation("tests.simulation", "--replay", "3").stdout for _ in range(2)}
     (output,) = outputs
     assert "fingerprint" in output.splitlines()[-1]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_the_function_that_a_planted_bug_replaces_exists(mutation: Mutation) -> None:
+    with mutation():
+        pass
 
 
 def test_planted_bugs_are_found() -> None:
