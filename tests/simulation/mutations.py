@@ -132,8 +132,8 @@ def a_cancel_overrides_a_delete() -> AbstractContextManager[Any]:
     """Keep the slice of a deleted job that is then cancelled."""
     real = verbs.cancel
 
-    def cancel(record: Any) -> Any:
-        return real(replace(record, job=replace(record.job, wish=DesiredState.RUN)))
+    def cancel(record: Any, **options: Any) -> Any:
+        return real(replace(record, job=replace(record.job, wish=DesiredState.RUN)), **options)
 
     return patch.object(verbs, "cancel", cancel)
 

@@ -26,7 +26,10 @@ _SAVED = frozenset({Outcome.SUCCEEDED.value, Outcome.RESTARTED.value})
 
 
 def price_per_hour(accelerator: str, zone: str, capacity: str) -> float | None:
-    """Return the price of a slice in dollars per hour. Reserved capacity has the list price."""
+    """Return the price of a slice on Google in dollars per hour; None if it is not known.
+
+    Reserved capacity has the list price.
+    """
     if zone in LOCAL_ZONES:
         return None
     tier = "spot" if capacity == "spot" else "on-demand"
@@ -35,34 +38,47 @@ def price_per_hour(accelerator: str, zone: str, capacity: str) -> float | None:
     return None if quote is None else quote.per_chip_hour * slice_type.chips
 
 
-def would_cost_per_hour(accelerator: str, zone: str, capacity: str) -> float | None:
-    """Return what a slice of the emulator would cost per hour on Google; None for a real slice."""
-    reference = price_zone(accelerator, capacity) if zone in LOCAL_ZONES else None
-    return None if reference is None else price_per_hour(accelerator, reference, capacity)
+@dataclass(frozen=True)
+class Prices:
+    """The prices of slices in dollars per hour, of which those of the emulator cost nothing."""
+
+    emulated: bool
+    """True if the emulator serves all zones, also those of Google."""
+
+    def per_hour(self, accelerator: str, zone: str, capacity: str) -> float | None:
+        """Return the price of a slice; None for an emulated slice, or if it is not known."""
+        return None if self.emulated else price_per_hour(accelerator, zone, capacity)
+
+    def would_per_hour(self, accelerator: str, zone: str, capacity: str) -> float | None:
+        """Return what an emulated slice would cost on Google; None for a real slice."""
+        reference = self.reference_zone(accelerator, zone, capacity)
+        return None if reference is None else price_per_hour(accelerator, reference, capacity)
+
+    def reference_zone(self, accelerator: str, zone: str, capacity: str) -> str | None:
+        """Return the zone of the prices of an emulated slice; None for a real slice."""
+        if zone in LOCAL_ZONES:
+            return cheapest_zone(accelerator, capacity)
+        return zone if self.emulated else None
+
+    def text(self, accelerator: str, zone: str, capacity: str) -> str:
+        """Return the price of a slice as text, or nothing if it is not known."""
+        if rate := self.per_hour(accelerator, zone, capacity):
+            return f"about ${rate:,.2f} an hour"
+        rate = self.would_per_hour(accelerator, zone, capacity)
+        return f"would be about ${rate:,.2f} an hour on Google" if rate else ""
 
 
 @lru_cache
-def price_zone(accelerator: str, capacity: str) -> str | None:
-    """Return the cheapest zone for a slice, the zone of the prices of emulated slices.
-
-    Zones that need a grant only count if no public zone has a price.
-    """
+def cheapest_zone(accelerator: str, capacity: str) -> str | None:
+    """Return the zone with the lowest price of a slice, if possible one that needs no grant."""
     offers = zone_offers(slice_of(accelerator))
     rates = {offer: price_per_hour(accelerator, offer.zone, capacity) for offer in offers}
     priced = [(not offer.public, rate, offer.zone) for offer, rate in rates.items() if rate]
     return min(priced)[2] if priced else None
 
 
-def rate_text(accelerator: str, zone: str, capacity: str) -> str:
-    """Return the price of a slice as text, or nothing if it is not known."""
-    if rate := price_per_hour(accelerator, zone, capacity):
-        return f"about ${rate:,.2f} an hour"
-    rate = would_cost_per_hour(accelerator, zone, capacity)
-    return f"would be about ${rate:,.2f} an hour on Google" if rate else ""
-
-
 def cost_of_slices(
-    rows: Iterable[SliceRow], spec: StoredSpec, now: float, rate_of: RateOf = price_per_hour
+    rows: Iterable[SliceRow], spec: StoredSpec, now: float, rate_of: RateOf
 ) -> float | None:
     """Return the cost of a job's slices so far; None if no price is known."""
     total, known = 0.0, False
@@ -81,7 +97,7 @@ def cost_of_lost_steps(
     steps_by_attempt: Mapping[int, Steps],
     slices: Sequence[SliceRow],
     spec: StoredSpec,
-    rate_of: RateOf = price_per_hour,
+    rate_of: RateOf,
 ) -> float | None:
     """Return the cost of the time whose steps were lost; None if that is not known.
 

@@ -104,7 +104,7 @@ def test_secrets_that_cannot_be_deleted_now_are_deleted_later(tmp_path: Path) ->
         await harness.reaches(job, "RUNNING")
         harness.supervisor.folders.save_secrets(job, {"TOKEN": "x"})
         folders = harness.supervisor.folders
-        folders.forget_secrets = read_only  # type: ignore[method-assign]
+        folders.forget_secrets = read_only  # type: ignore[assignment, method-assign]
         harness.starts(job)[0].ends(0)
         await harness.reaches(job, "SUCCEEDED")
         del folders.forget_secrets

@@ -16,7 +16,7 @@ def test_a_kept_slice_is_released_after_an_hour(tmp_path: Path) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")
         answer = await harness.service.verb(job, "cancel", {})
-        assert "is kept for 60 min for a resume, which costs about $" in answer["text"]
+        assert "is kept for 60 min for a resume, about $" in answer["text"]
         await harness.reaches(job, "CANCELLED")
         await asyncio.sleep(HOUR - 300)
         shown = harness.show(job)

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from drumline.jobs.billing import (
+    Prices,
+    cheapest_zone,
     cost_of_lost_steps,
     cost_of_slices,
     price_per_hour,
-    price_zone,
-    would_cost_per_hour,
 )
 from drumline.jobs.core.steps import Steps, count_repeated_steps, update_steps
 from drumline.jobs.store.records import SliceRow
@@ -99,23 +99,36 @@ TELLS = {"tells_checkpoints": True}
 def lost_hours(
     attempts: list[dict[str, Any]], courses: dict[int, Steps], *slices: SliceRow, **spec: object
 ) -> float | None:
-    cost = cost_of_lost_steps(attempts, courses, slices, StoredSpec.from_json(SPEC | spec))
+    stored = StoredSpec.from_json(SPEC | spec)
+    cost = cost_of_lost_steps(attempts, courses, slices, stored, price_per_hour)
     return None if cost is None else round(cost / RATE, 3)
 
 
 def test_emulated_slices_have_the_price_of_the_cheapest_public_zone_apart_from_real_costs() -> None:
     rows = [held(0, 2), replace(held(2, 5), zone="local-a")]
     spec = StoredSpec.from_json(SPEC)
-    assert price_zone("v4-128", "spot") == ZONE
-    assert cost_of_slices(rows, spec, 9 * HOUR) == pytest.approx(2 * RATE, abs=1e-3)
-    would_cost = cost_of_slices(rows, spec, 9 * HOUR, would_cost_per_hour)
+    prices = Prices(emulated=False)
+    assert cheapest_zone("v4-128", "spot") == ZONE
+    cost = cost_of_slices(rows, spec, 9 * HOUR, prices.per_hour)
+    assert cost == pytest.approx(2 * RATE, abs=1e-3)
+    would_cost = cost_of_slices(rows, spec, 9 * HOUR, prices.would_per_hour)
     assert would_cost == pytest.approx(3 * RATE, abs=1e-3)
-    assert would_cost_per_hour("v4-128", ZONE, "spot") is None
-    assert price_zone("v6e-8", "spot") == "us-central1-b"  # others cost less and need a grant
-    assert price_zone("7x-8", "spot") is None
+    assert prices.would_per_hour("v4-128", ZONE, "spot") is None
+    assert cheapest_zone("v6e-8", "spot") == "us-central1-b"  # others cost less and need a grant
+    assert cheapest_zone("7x-8", "spot") is None
     attempts = [attempt(1, 2, 4, "preempted") | {"zone": "local-a"}]
-    lost = cost_of_lost_steps(attempts, {}, rows, StoredSpec(), would_cost_per_hour)
+    lost = cost_of_lost_steps(attempts, {}, rows, StoredSpec(), prices.would_per_hour)
     assert lost == pytest.approx(2 * RATE, abs=1e-3)
+
+
+def test_a_zone_of_google_on_the_emulator_costs_nothing_and_would_cost_its_own_price() -> None:
+    prices, other = Prices(emulated=True), "europe-west4-b"
+    assert prices.per_hour("v5litepod-4", other, "spot") is None
+    real = price_per_hour("v5litepod-4", other, "spot")
+    assert real is not None
+    assert prices.would_per_hour("v5litepod-4", other, "spot") == real
+    assert prices.reference_zone("v5litepod-4", other, "spot") == other
+    assert prices.text("v5litepod-4", other, "spot").startswith("would be about $")
 
 
 def test_lost_is_the_time_from_the_last_checkpoint_to_the_preemption() -> None:

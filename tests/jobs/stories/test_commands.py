@@ -261,7 +261,7 @@ def test_cancel_keeps_the_slice_resume_uses_it_and_delete_releases_it(
     assert shell.installation.status(job) == "RUNNING"
     result = shell("cancel", job)
     assert result.code == 0
-    assert "is kept for 60 min for a resume, which costs about $" in result.out
+    assert "is kept for 60 min for a resume, would be about $" in result.out
     assert f"drumline delete {job}" in result.out
     assert shell("wait", job).code == 1
     assert not holds_nothing(shell, job)

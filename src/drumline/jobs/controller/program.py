@@ -18,7 +18,7 @@ from drumline.hosts.environment import (
 )
 from drumline.hosts.packing.rules import RULES, CodeError, left_out_json, left_out_line
 from drumline.hosts.values import Program, Step
-from drumline.jobs.billing import price_per_hour
+from drumline.jobs.billing import Prices
 from drumline.jobs.core.state import Decision, Event, Job, Placement
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Record
@@ -91,7 +91,9 @@ def _python(spec: StoredSpec, bundled: Use) -> PythonEnvironment:
 # --- Events -----------------------------------------------------------------------------------
 
 
-def add_event_details(events: tuple[Event, ...], job: Job, spec: StoredSpec) -> tuple[Event, ...]:
+def add_event_details(
+    events: tuple[Event, ...], job: Job, spec: StoredSpec, prices: Prices
+) -> tuple[Event, ...]:
     """Return the events with the code, set-up and command of the job, and the cost of slices."""
     placement = job.placement
     hosts = placement.hosts if placement else 0
@@ -102,7 +104,7 @@ def add_event_details(events: tuple[Event, ...], job: Job, spec: StoredSpec) -> 
         if event.kind == "code":
             detailed += _code_events(spec, host_count) if new_slice else []
         elif event.kind == "parked":
-            detailed.append(_with_cost(event, job, spec))
+            detailed.append(_with_cost(event, job, spec, prices))
         elif event.kind == "run":
             detailed += _setup_events(spec, host_count) if new_slice else []
             command = spec.run.strip().splitlines()
@@ -113,9 +115,9 @@ def add_event_details(events: tuple[Event, ...], job: Job, spec: StoredSpec) -> 
     return tuple(detailed)
 
 
-def _with_cost(event: Event, job: Job, spec: StoredSpec) -> Event:
+def _with_cost(event: Event, job: Job, spec: StoredSpec, prices: Prices) -> Event:
     """Add the cost of all slices that are held back now, if it is known."""
-    rates = [price_per_hour(p.accelerator, p.zone, spec.capacity) for p in job.parked]
+    rates = [prices.per_hour(p.accelerator, p.zone, spec.capacity) for p in job.parked]
     total = sum(rate or 0.0 for rate in rates)
     cost = f"; {len(rates)} parked cost about ${total:,.2f} an hour" if total else ""
     return Event(event.kind, event.text + cost)

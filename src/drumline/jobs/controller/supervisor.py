@@ -14,6 +14,7 @@ from functools import partial
 
 from drumline.clock import SteadyClock
 from drumline.cloud.protocol import Cloud
+from drumline.jobs.billing import Prices
 from drumline.jobs.config import Config
 from drumline.jobs.controller.heartbeats import Heartbeats
 from drumline.jobs.controller.host_history import HealthMonitor, HealthSource, HostHistory
@@ -85,6 +86,7 @@ class Supervisor:
         clock = SteadyClock(wall, monotonic)
         self.store = store
         self.config = config
+        self.prices = Prices(emulated=config.local)
         self.folders = Folders(config.home)
         self.records: dict[str, Record] = {
             r.job.id: replace(r, job=lifecycle.adapt_times(r.job, clock())) for r in store.living()
@@ -362,7 +364,7 @@ class Supervisor:
         # it together, and the first round after a crash sets it again, so it is not saved.
         only_reason = changed and replace(before, reason=job.reason) == job
         if (changed and not only_reason) or decision.events or decision.ended or spec is not None:
-            events = add_event_details(decision.events, job, record.spec)
+            events = add_event_details(decision.events, job, record.spec, self.prices)
             detailed = replace(decision, events=events)
             old_programs = {
                 effect.placement.name: self._old_program(before, effect.placement)

@@ -242,8 +242,8 @@ def _wait_for_slices(
             return Decision(job)
         if listed is None and refusal is None and observation.creating:
             # Nothing shows that there ever was a slice that the cloud could preempt.
-            waited = format_duration(now - _accepted_at(placement))
-            reason = f"slice in {placement.zone} is still not created after {waited}"
+            accepted_for = format_duration(now - _accepted_at(placement))
+            reason = f"slice in {placement.zone} is still not created after {accepted_for}"
             return _try_next_candidate(job, placement, reason)
         preemption = Refusal(Fault(FaultKind.PREEMPTED, Scope.ZONE), lost_reason or "")
         return _drop_refused_placement(job, placement, refusal or preemption, now, timeouts)

@@ -299,7 +299,7 @@ class JobService:
             )
         packing = packing_fields(archive)
         settings = spec.slice_settings.over(self.supervisor.config.slice_settings)
-        plan = views.plan_lines(spec, choices, archive, settings)
+        plan = views.plan_lines(spec, choices, archive, settings, self.supervisor.prices)
         notes = [*packing_notes(packing), *start_lines, *warnings]
         return {"lines": [*plan, *notes]} | packing
 
@@ -318,7 +318,7 @@ class JobService:
             case "resume":
                 return await self._resume(job_id, body)
             case "cancel":
-                text = self._change(job_id, verbs.cancel)
+                text = self._change(job_id, partial(verbs.cancel, prices=self.supervisor.prices))
             case "delete":
                 text = self._change(job_id, verbs.delete)
             case "clean":

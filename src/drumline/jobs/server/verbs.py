@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from drumline.chips import LOCAL_ZONES
 from drumline.errors import UserError
-from drumline.jobs.billing import rate_text
+from drumline.jobs.billing import Prices
 from drumline.jobs.controller.slices import Orphan
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.outcomes import format_duration
@@ -94,7 +93,7 @@ class JobTerms:
         )
 
 
-def cancel(record: Record) -> VerbResult:
+def cancel(record: Record, prices: Prices) -> VerbResult:
     """Stop the program and keep the slice, unless the job is being deleted already."""
     job = record.job
     if job.status.ended:
@@ -107,9 +106,8 @@ def cancel(record: Record) -> VerbResult:
     if job.placement is None or job.placement.ready_at is None:
         return VerbResult(f"{job.id} is cancelled; it holds no slice", decision)
     chips = job.placement.chips
-    rate = rate_text(job.placement.accelerator, job.placement.zone, record.spec.capacity)
-    verb = "" if job.placement.zone in LOCAL_ZONES else "costs "
-    cost = f", which {verb}{rate}" if rate else ""
+    rate = prices.text(job.placement.accelerator, job.placement.zone, record.spec.capacity)
+    cost = f", {rate}" if rate else ""
     tpu_slice = f"its slice ({chips} chips in {job.placement.zone})"
     outcome = f"{tpu_slice} is released"
     if job.keep > 0:

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 from drumline import __version__
 from drumline.chips import slice_of
 from drumline.jobs.billing import (
+    Prices,
     cost_of_lost_steps,
     cost_of_slices,
-    price_per_hour,
-    price_zone,
-    rate_text,
-    would_cost_per_hour,
 )
 from drumline.jobs.core.state import Candidate, Job, Status
 from drumline.jobs.core.steps import Steps, count_repeated_steps
@@ -31,7 +28,7 @@ MIN_SENDING_BYTES = 10**7
 
 def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     """Return the summary of a job: one line of `drumline list`."""
-    job = record.job
+    job, prices = record.job, supervisor.prices
     tier = record.spec.capacity
     ready = job.placement if job.placement and job.placement.ready_at is not None else None
     listed = supervisor.polls.listed(ready) if ready else None
@@ -57,14 +54,14 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
                 "name": placement.name,
                 "zone": placement.zone,
                 "accelerator": placement.accelerator,
-                "per_hour": price_per_hour(placement.accelerator, placement.zone, tier),
+                "per_hour": prices.per_hour(placement.accelerator, placement.zone, tier),
             }
             for placement in job.parked
         ],
         "chips_held": ready.chips if ready else 0,
         "sending": _sending(supervisor, job),
-        "cost_per_hour": price_per_hour(*slice_terms) if slice_terms else None,
-        "would_cost_per_hour": would_cost_per_hour(*slice_terms) if slice_terms else None,
+        "cost_per_hour": prices.per_hour(*slice_terms) if slice_terms else None,
+        "would_cost_per_hour": prices.would_per_hour(*slice_terms) if slice_terms else None,
     }
 
 
@@ -95,7 +92,7 @@ def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
         return f"{error}; last state: {job.reason}" if differs else error
     remaining = supervisor.kept_for(job)
     if remaining is not None and job.placement is not None:
-        rate = rate_text(job.placement.accelerator, job.placement.zone, spec.capacity)
+        rate = supervisor.prices.text(job.placement.accelerator, job.placement.zone, spec.capacity)
         cost = f", {rate}" if rate else ""
         until = f"until {_clock_time(time.time() + remaining)}"
         if job.status is Status.FAILED:
@@ -169,6 +166,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             }
             for host in supervisor.sessions.reports(job)
         ]
+    prices = supervisor.prices
     placement, slices = job.placement, store.slices(job.id)
     return summary(supervisor, record) | {
         "spec": record.spec.file,
@@ -186,14 +184,16 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             "state": placement.phase.value,
             "held_since": placement.ready_at,
             "kept_for": supervisor.kept_for(job),
-            "per_hour": price_per_hour(placement.accelerator, placement.zone, record.spec.capacity),
+            "per_hour": prices.per_hour(
+                placement.accelerator, placement.zone, record.spec.capacity
+            ),
         }
         if placement
         else None,
         "steps_again": count_repeated_steps(steps.values()),
-        "cost": cost_of_slices(slices, record.spec, time.time()),
-        "cost_lost": cost_of_lost_steps(attempts, steps, slices, record.spec),
-        **_would_cost(attempts, steps, slices, record.spec),
+        "cost": cost_of_slices(slices, record.spec, time.time(), prices.per_hour),
+        "cost_lost": cost_of_lost_steps(attempts, steps, slices, record.spec, prices.per_hour),
+        **_would_cost(attempts, steps, slices, record.spec, prices),
     }
 
 
@@ -202,13 +202,14 @@ def _would_cost(
     steps: Mapping[int, Steps],
     slices: Sequence[SliceRow],
     spec: StoredSpec,
+    prices: Prices,
 ) -> dict[str, Any]:
     """Return what the emulated slices of a job would have cost on Google, and in which zones."""
-    rate_of = would_cost_per_hour
+    rate_of = prices.would_per_hour
     total = cost_of_slices(slices, spec, time.time(), rate_of)
     if total is None:
         return {"would_cost": None, "would_cost_lost": None, "would_cost_zones": []}
-    zones = [price_zone(row.accelerator, spec.capacity) for row in slices]
+    zones = [prices.reference_zone(row.accelerator, row.zone, spec.capacity) for row in slices]
     return {
         "would_cost": total,
         "would_cost_lost": cost_of_lost_steps(attempts, steps, slices, spec, rate_of),
@@ -221,11 +222,12 @@ def plan_lines(
     choices: tuple[Candidate, ...],
     archive: Mapping[str, Any] | None,
     settings: SliceSettings,
+    prices: Prices,
 ) -> list[str]:
     """Return the lines of `create --dry-run`. `settings` include those of config.yaml."""
     first = choices[0]
     tpu_slice = slice_of(first.accelerator)
-    rate = rate_text(first.accelerator, first.zone, spec.capacity)
+    rate = prices.text(first.accelerator, first.zone, spec.capacity)
     cost_per_hour = f", {rate}" if rate else ""
     zones = list(dict.fromkeys(c.zone for c in choices if c.accelerator == first.accelerator))
     others = list(dict.fromkeys(c.accelerator for c in choices[1:]))
