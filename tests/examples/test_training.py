@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from drumline.cli import main as command_line
 from drumline.train.__main__ import make_parser
 from drumline.train.config import load_config
 from drumline.train.mesh import make_mesh
@@ -124,6 +125,30 @@ def test_the_docstring_has_a_valid_command_and_its_result(name: str) -> None:
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     with temporary_installation(tmp_path_factory.mktemp("jobs")) as new:
         yield new
+
+
+@pytest.mark.long
+def test_the_example_of_init_resumes_after_a_preemption(
+    installation: Installation, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_line(["init", "--example", str(tmp_path / "first")])
+    assert not ended.value.code
+    longer = "run=python -m drumline.train train.py --set steps=4000"
+    job = str(installation.client.create(tmp_path / "first" / "job.yaml", [longer])["id"])
+
+    def has_checkpoint() -> bool:
+        return bool((installation.client.show(job)["progress"] or {}).get("checkpoint"))
+
+    installation.until(has_checkpoint, what="a checkpoint")
+    installation.emulator("preempt", target=job)
+    ended_job = installation.end(job)
+    log = b"".join(installation.client.logs(job, attempt="all")).decode()
+    assert (ended_job["status"], ended_job["preemptions"]) == ("SUCCEEDED", 1), log
+    (resumed_from,) = re.findall(r"resuming from step ([\d,]+)", log)
+    assert int(resumed_from.replace(",", "")) >= 100
+    (accuracy,) = re.findall(r"done: step 4,000 .* eval accuracy (\S+)", log)
+    assert float(accuracy) > 0.95
 
 
 @pytest.mark.parametrize("name", JOBS)

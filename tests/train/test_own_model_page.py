@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from drumline.cli.init import EXAMPLE
 from drumline.jobs.spec import parse
 from drumline.train import Evaluation, fit
 from drumline.train.__main__ import main
@@ -27,8 +28,12 @@ def test_the_config_trains_evaluates_and_resumes(
     assert main(arguments) == 0
     output = capsys.readouterr().out
     assert "resuming from step 10" in output
-    (accuracy,) = re.findall(r"done: step 300 .* eval accuracy (\S+)", output)
+    (accuracy,) = re.findall(r"done: step 1,000 .* eval accuracy (\S+)", output)
     assert float(accuracy) > 0.95
+
+
+def test_init_writes_the_program_of_the_page() -> None:
+    assert f"# train.py\n{(EXAMPLE / 'train.py').read_text()}" == FIRST
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,19 @@
 """`drumline init`: write the settings for a Google Cloud project, and check the login.
 
-On a terminal, it asks for missing options. Unknown settings are kept.
+On a terminal, it asks for missing options. Unknown settings are kept. With `--example`, it writes
+a program and its job file instead.
 """
 
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drumline.cli.connect import confirm, echo_json, echo_lines
+from drumline.cli.connect import confirm, echo_json, echo_lines, runnable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +22,17 @@ if TYPE_CHECKING:
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 
 
+EXAMPLE = Path(__file__).parents[1] / "example"
+"""The folder with the files of `--example`. docs/own-model.md shows the same program."""
+
+
 def init(
+    folder: Annotated[
+        Path | None, typer.Argument(help="The folder of --example [default: example].")
+    ] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="Write an example program and its job file.")
+    ] = False,
     project: Annotated[
         str | None, typer.Option("--project", help="The Google Cloud project.")
     ] = None,
@@ -62,10 +74,17 @@ def init(
         typer.Option("--capacity", help="Its tier [default: that of your quota, else spot]."),
     ] = None,
 ) -> None:
-    """Write the settings for Google Cloud and check the login."""
+    """Write the settings for Google Cloud and check the login, or write an example."""
     from drumline.jobs.client import Refused
     from drumline.jobs.connection import home_folder
 
+    if example:
+        if project or zones or quota or local or probe or zone or accelerator or capacity:
+            raise Refused("--example writes no settings; leave out the other options")
+        _write_example(folder or Path("example"), as_json)
+        return
+    if folder:
+        raise Refused(f"{folder}: a folder is for the example; add --example")
     if not probe and (zone or accelerator or capacity):
         raise Refused("--zone, --accelerator and --capacity are for a probe; add --probe")
     if probe:
@@ -94,6 +113,65 @@ def init(
     if not local:
         lines.append(_check_login())
     echo_lines([*lines, *_next_steps(local)])
+
+
+def _write_example(folder: Path, as_json: bool) -> None:
+    """Write the files of the example into a folder, and replace none."""
+    from shlex import quote
+
+    from drumline.jobs.client import Refused
+    from drumline.jobs.connection import home_folder
+    from drumline.train import missing_packages_message
+
+    if folder.exists() and not folder.is_dir():
+        raise Refused(f"{folder} is not a folder; no example was written")
+    names = sorted(path.name for path in EXAMPLE.iterdir() if path.is_file())
+    if existing := [name for name in names if os.path.lexists(folder / name)]:
+        raise Refused(
+            f"{folder / existing[0]} exists, and nothing was written; name another folder:"
+            " drumline init --example FOLDER"
+        )
+    try:
+        _copy_example(folder, names)
+    except OSError as error:
+        raise Refused(f"{error.filename}: {error.strerror}; no example was written") from None
+    missing = missing_packages_message()
+    if as_json:
+        echo_json({"folder": str(folder), "files": names, "missing": missing})
+        return
+    lines = [f"wrote {folder / name}" for name in names]
+    if missing:
+        lines.append(f"! {missing}")
+    settings = _read(home_folder() / "config.yaml")
+    if settings.get("cloud") == "google":
+        lines.append(
+            f"! jobs run on Google Cloud, project {settings.get('project')}, and cost money;"
+            " drumline init --local selects the emulator"
+        )
+    job = quote(str(folder / "job.yaml"))
+    echo_lines([*lines, runnable(f"next: drumline create {job} --follow")])
+
+
+def _copy_example(folder: Path, names: "Sequence[str]") -> None:
+    """Copy the files, or remove those already written if one cannot be."""
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            with open(folder / name, "xb") as file:
+                written.append(folder / name)
+                file.write((EXAMPLE / name).read_bytes())
+        # With a umask of 077 `create` would leave the files out, because they look private.
+        for path in (*new_folders[:1], *written):
+            path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
+    except OSError:
+        for path in written:
+            path.unlink()
+        for path in new_folders:
+            with suppress(OSError):
+                path.rmdir()
+        raise
 
 
 _KEYS = ("cloud", "project", "zones", "quota")
@@ -201,5 +279,5 @@ def _next_steps(local: bool) -> list[str]:
         lines.append(
             "a server is running with the previous settings; stop it with: drumline server stop"
         )
-    first = "examples/quickstart.yaml" if local else "job.yaml --dry-run"
-    return [*lines, f"next: drumline create {first}"]
+    command = "init --example" if local else "create job.yaml --dry-run"
+    return [*lines, runnable(f"next: drumline {command}")]
