@@ -104,6 +104,37 @@ def test_checkpoints_outside_the_home_are_named_and_kept(
     assert (outside / "100").read_text() == "z"
 
 
+def test_a_home_whose_servers_only_used_the_emulator_has_no_slices_of_google(
+    home: Path, drumline: Run, capsys: Printed
+) -> None:
+    with closing(Store(home / "jobs.db")) as store:
+        store.record_cloud("emulator")
+    request_slice(home, ZONE)
+    assert drumline("server", "stop", "--all") == 0
+    assert drumline("clean", "--home", "--yes") == 0
+    assert "Google" not in capsys.readouterr().out
+    assert not (home / "jobs.db").exists()
+
+
+def test_slices_of_a_home_that_once_used_google_may_still_be_there(
+    home: Path, drumline: Run
+) -> None:
+    with closing(Store(home / "jobs.db")) as store:
+        store.record_cloud("google")
+        store.record_cloud("emulator")
+    request_slice(home, ZONE)
+    assert drumline("clean", "--home", "--yes") == 2
+    assert (home / "jobs.db").exists()
+
+
+def test_slices_of_an_older_release_may_be_on_google(home: Path, drumline: Run) -> None:
+    request_slice(home, ZONE)
+    with closing(Store(home / "jobs.db")) as store:
+        store.record_cloud("emulator")
+    assert drumline("clean", "--home", "--yes") == 2
+    assert (home / "jobs.db").exists()
+
+
 @pytest.mark.parametrize("zone", [ZONE, "us-east5-a"])
 def test_a_home_with_slices_of_google_is_kept(
     home: Path, drumline: Run, capsys: Printed, zone: str

@@ -51,6 +51,8 @@ class HomePart:
 
 def cloud_slices(home: Path) -> list[CloudSlice]:
     """Return the slices of Google Cloud that the jobs of a home have requested."""
+    if not _may_use_google(home):
+        return []
     rows = _query(
         home,
         "SELECT slices.name, job, accelerator, zone,"  # noqa: S608 - has no text of the user
@@ -71,6 +73,7 @@ def job_count(home: Path) -> int:
 
 def outside_checkpoints(home: Path) -> list[str]:
     """Return the checkpoint folders that jobs have set outside the home and its buckets."""
+    uses_google = _may_use_google(home)
     rows = _query(
         home,
         "SELECT DISTINCT spec ->> '$.checkpoint',"  # noqa: S608 - has no text of the user
@@ -83,9 +86,15 @@ def outside_checkpoints(home: Path) -> list[str]:
             folder
             for folder, ran_on_google in rows
             if not Path(folder).is_relative_to(home)
-            and (ran_on_google or not folder.startswith("gs://"))
+            and ((uses_google and ran_on_google) or not folder.startswith("gs://"))
         }
     )
+
+
+def _may_use_google(home: Path) -> bool:
+    """Return True if a server of this home used Google, or an older release recorded no cloud."""
+    rows = _query(home, "SELECT value FROM meta WHERE key = 'clouds'")
+    return not rows or "google" in rows[0][0].split()
 
 
 def _query(home: Path, query: str) -> list[tuple[str, ...]]:

@@ -139,6 +139,7 @@ async def serve(config: Config, stay: bool = False) -> None:
     folders = Folders(config.home)
     store = Store(folders.database)
     store.require_original(folders.home)
+    store.record_cloud(config.cloud)
     public_key = ssh_key(folders, store.held_slices())
     cloud = await asyncio.to_thread(connect, config)
     source = health_source(config)

@@ -215,6 +215,23 @@ class Store:
                 )
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('home', ?)", (folder,))
 
+    def record_cloud(self, cloud: str) -> None:
+        """Record the cloud of this server, so that a home without slices of Google is known.
+
+        An older release recorded none, and its slices may be on Google.
+        """
+        with transaction(self._db):
+            row = self._db.execute("SELECT value FROM meta WHERE key = 'clouds'").fetchone()
+            if row is not None:
+                clouds = set(row["value"].split())
+            else:
+                any_slice = self._db.execute("SELECT 1 FROM slices LIMIT 1").fetchone()
+                clouds = {"google"} if any_slice else set()
+            clouds.add(cloud)
+            self._db.execute(
+                "INSERT OR REPLACE INTO meta VALUES ('clouds', ?)", (" ".join(sorted(clouds)),)
+            )
+
     def next_fence(self) -> int:
         """Return the fencing number of a new attempt, greater than all before."""
         row = self._db.execute(
