@@ -1,9 +1,15 @@
-"""The help of the Makefile, and the description of the package on an index."""
+"""The help of the Makefile, the files of the wheel, and its description on an index."""
 
+import os
 import re
 import subprocess
+import sys
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,3 +32,74 @@ def test_a_package_index_can_describe_the_wheel() -> None:
     assert project["classifiers"] == sorted(project["classifiers"])
     assert project["description"]
     assert project["readme"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the source distribution and the wheel."""
+    folder = tmp_path_factory.mktemp("dist")
+    build(ROOT, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the package of the wheel, as pip unpacks it."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        wheel.extractall(folder)  # noqa: S202 - the wheel of this checkout
+    return folder
+
+
+def build(source: Path, into: Path) -> None:
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(into)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+
+
+def run_installed(installed: Path, folder: Path, *words: str) -> str:
+    """Run the command line of the unpacked wheel in a folder. It must succeed."""
+    return subprocess.run(
+        [sys.executable, "-m", "drumline", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(installed), "DRUMLINE_HOME": str(folder / "home")},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def names_in(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_wheel_has_every_module_page_and_example_and_nothing_else(built: Path) -> None:
+    [wheel] = built.glob("*.whl")
+    source = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in (ROOT / "src" / "drumline").rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
+    pages = {f"drumline/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert {"drumline/example/train.py", "drumline/example/job.yaml"} <= source
+    assert {name for name in names_in(wheel) if ".dist-info/" not in name} == source | pages
+
+
+def test_a_wheel_from_the_source_distribution_has_the_same_files(
+    built: Path, tmp_path: Path
+) -> None:
+    [archive] = built.glob("*.tar.gz")
+    with tarfile.open(archive) as source:
+        source.extractall(tmp_path, filter="data")
+    [folder] = tmp_path.iterdir()
+    build(folder, tmp_path / "dist")
+    [wheel], [again] = built.glob("*.whl"), (tmp_path / "dist").glob("*.whl")
+    assert names_in(again) == names_in(wheel)
+
+
+def test_the_wheel_prints_its_pages_and_writes_the_example(installed: Path, tmp_path: Path) -> None:
+    assert run_installed(installed, tmp_path, "docs", "jobs").startswith("# Jobs\n")
+    run_installed(installed, tmp_path, "init", "--example")
+    written = (tmp_path / "example" / "train.py").read_text()
+    assert written == (ROOT / "src" / "drumline" / "example" / "train.py").read_text()

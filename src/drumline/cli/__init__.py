@@ -40,6 +40,7 @@ COMMANDS = {
     "numerics": "numerics:app",
     "burnin": "burnin:burnin",
     "init": "init:init",
+    "docs": "docs:docs",
     "completion": "completion:completion",
     "server": "server:app",
     "emulator": "emulator:app",

@@ -74,7 +74,7 @@ def init(
         typer.Option("--capacity", help="Its tier [default: that of your quota, else spot]."),
     ] = None,
 ) -> None:
-    """Write the settings for Google Cloud and check the login, or write an example."""
+    """Write the settings for Google Cloud, or an example job."""
     from drumline.jobs.client import Refused
     from drumline.jobs.connection import home_folder
 
