@@ -28,7 +28,7 @@ from tests.jobs.installation import temporary_installation
 # /status and /jobs, stops on /stop. `DRUMLINE_TEST_*` make it slow, broken, or rude, or have it
 # keep the lock after its stop until somebody else has found it taken.
 SERVER = r"""
-import fcntl, json, os, socket, socketserver, sys, threading, time
+import fcntl, json, os, signal, socket, socketserver, sys, threading, time
 from http.server import BaseHTTPRequestHandler
 home = os.environ["DRUMLINE_HOME"]
 if "DRUMLINE_TEST_BROKEN" in os.environ:
@@ -42,6 +42,9 @@ time.sleep(float(os.environ.get("DRUMLINE_TEST_SLOW", 0)))
 def leave():
     while "DRUMLINE_TEST_LINGERS" in os.environ and not came_and_went(): time.sleep(0.01)
     os._exit(0)
+continued = threading.Event()
+signal.signal(signal.SIGCONT, lambda *_: continued.set())
+def pause(): os.kill(os.getpid(), signal.SIGSTOP); continued.wait()
 def came_and_went():
     later = [json.loads(line)["pid"] for line in open(home + "/starts")][1:]
     return bool(later) and not os.path.exists("/proc/%d" % later[0])
@@ -52,16 +55,26 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200); self.send_header("Content-Length", str(len(content)))
         self.send_header("Drumline-Version", "9"); self.send_header("Drumline-Strays", "1")
         self.end_headers(); self.wfile.write(content)
+    def parse_request(self):
+        valid = super().parse_request()
+        if "DRUMLINE_TEST_CALLS" in os.environ:
+            with open(home + "/calls", "a") as calls: calls.write(f"{self.command} {self.path}\n")
+        return valid
     def do_GET(self):
         if self.path.endswith("/logs"):
             self.send_response(200); self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers(); self.wfile.write(b"6\r\nline 1\r\n"); os._exit(9)
+            self.end_headers(); self.wfile.write(b"6\r\nline 1\r\n")
+            if "DRUMLINE_TEST_PAUSES" not in os.environ: os._exit(9)
+            pause()
+            self.wfile.write(b"6\r\nline 2\r\n0\r\n\r\n"); return
         if self.path == "/jobs": time.sleep(float(os.environ.get("DRUMLINE_TEST_LATE", 0)))
         self.answer({"pid": os.getpid(), "version": "9"} if self.path == "/status" else [])
     def do_POST(self):
         if self.path == "/stop":
             os.unlink(home + "/server.sock"); self.answer({})  # whoever calls next finds none
             threading.Timer(float(os.environ.get("DRUMLINE_TEST_SLOW", 0)), leave).start()
+        elif "DRUMLINE_TEST_PAUSES" in os.environ:
+            pause(); self.answer({})
         else: os._exit(9)
     def address_string(self): return "unix"
 if os.path.exists(home + "/server.sock"): os.unlink(home + "/server.sock")
@@ -94,6 +107,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def pause(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: ") T" in Path(f"/proc/{pid}/stat").read_text())
 
 
 def gone(pid: int) -> bool:
@@ -209,7 +227,7 @@ def test_a_paused_server_is_reported_and_answers_after_it_continues(
     client = Client(home)
     client.list()
     pid = starts(home)[0]["pid"]
-    os.kill(pid, signal.SIGSTOP)
+    pause(pid)
     try:
         for call in (client.list, lambda: client.wait("1"), lambda: list(client.logs("1"))):
             with pytest.raises(Refused, match=rf"process {pid}\) is paused.*kill -CONT {pid}$"):
@@ -217,6 +235,61 @@ def test_a_paused_server_is_reported_and_answers_after_it_continues(
     finally:
         os.kill(pid, signal.SIGCONT)
     assert client.list() == []
+
+
+def test_a_paused_server_gets_no_request_that_it_would_execute_later(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setenv("DRUMLINE_TEST_CALLS", "1")
+    client = Client(home)
+    client.list()
+    pid = starts(home)[0]["pid"]
+    pause(pid)
+    try:
+        with pytest.raises(Refused, match=rf"kill -CONT {pid}$"):
+            client.cancel(4)
+        with pytest.raises(Refused, match=rf"kill -CONT {pid}$"):
+            list(client.exec_frames(4, "true"))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    client.list()
+    assert (home / "calls").read_text().split() == ["GET", "/jobs", "GET", "/jobs"]
+
+
+def test_a_server_paused_after_a_request_executes_it_later(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setenv("DRUMLINE_TEST_PAUSES", "1")
+    client = Client(home)
+    client.list()
+    pid = starts(home)[0]["pid"]
+    try:
+        with pytest.raises(Refused, match=rf"kill -CONT {pid}, and it executes the request"):
+            client.cancel(4)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_server_paused_in_the_middle_of_logs_is_reported_and_nothing_is_lost(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setenv("DRUMLINE_TEST_PAUSES", "1")
+    warnings: list[str] = []
+
+    def continue_server(message: str) -> None:
+        warnings.append(message)
+        if "paused" in message:
+            os.kill(starts(home)[0]["pid"], signal.SIGCONT)
+
+    assert b"".join(Client(home, warn=continue_server).logs(4)) == b"line 1line 2"
+    pid = starts(home)[0]["pid"]
+    assert [one for one in warnings if "paused" in one] == [
+        f"the server (process {pid}) is paused and answers no call;"
+        f" continue it with: kill -CONT {pid}; waiting"
+    ]
 
 
 def test_a_slow_server_is_reported_once_and_its_answer_is_awaited(

@@ -12,7 +12,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from io import BufferedReader
+from functools import partial
+from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -33,9 +34,10 @@ START_SECONDS = 60.0
 # crash.
 RESPONSE_SECONDS = 60.0
 # After this silence the user learns that the server is slow, or paused and will never answer.
+SILENCE_SECONDS = 5.0
+PAUSE_POLL_SECONDS = 0.1
 CONTENT_TOO_LARGE = 413
 """The HTTP status of LargeCode."""
-SILENCE_SECONDS = 5.0
 # Less than a new database and a log need.
 MIN_FREE_BYTES = 1 << 18
 # Bytes of a command's input in transit to the hosts, enough for a fast link.
@@ -65,6 +67,33 @@ class BadResponse(ConnectionResetError):
     """The connection ended before the response did, or the response is not HTTP."""
 
 
+class _SocketReader(RawIOBase):
+    """The bytes from a socket. While none arrive, `on_silence` is called with the seconds."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """The timeout of the socket limits each read."""
+        self._sock = sock
+        self.on_silence: Callable[[float], None] | None = None
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Wait for bytes, or the end of the connection."""
+        timeout, waited = self._sock.gettimeout(), 0.0
+        seconds = SILENCE_SECONDS if timeout is None else min(SILENCE_SECONDS, timeout)
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        while not poll.poll(seconds * 1000):
+            waited += seconds
+            if self.on_silence is not None:
+                self.on_silence(waited)
+            if timeout is not None and waited >= timeout:
+                raise TimeoutError
+        return self._sock.recv_into(buffer)
+
+
 class HttpConnection:
     """One request and its response."""
 
@@ -78,7 +107,8 @@ class HttpConnection:
             self.sock.close()
             raise
         self.sock.settimeout(timeout)
-        self._reader = self.sock.makefile("rb")
+        self._socket_reader = _SocketReader(self.sock)
+        self._reader = BufferedReader(self._socket_reader)
 
     def send(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
@@ -92,11 +122,9 @@ class HttpConnection:
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self.sock.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
 
-    def answers_within(self, seconds: float) -> bool:
-        """Wait for the first byte of the response, or the end of the connection."""
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+    def call_on_silence(self, function: Callable[[float], None]) -> None:
+        """Call a function with the seconds of silence while a read waits, every few seconds."""
+        self._socket_reader.on_silence = function
 
     def paused_server(self) -> int | None:
         """Return the process of the server if it was stopped by a signal, on Linux; else None."""
@@ -124,11 +152,12 @@ class HttpConnection:
 class HttpResponse:
     """A response: `status`, `headers` by lower-case name, and a body to read."""
 
-    def __init__(self, file: BufferedReader) -> None:
+    def __init__(self, file: BufferedIOBase) -> None:
         """Read up to the body."""
         self._file = file
+        first_line = self._line()
         try:
-            protocol, status, *_ = self._line().split()
+            protocol, status, *_ = first_line.split()
             self.status = int(status)
         except ValueError:
             raise BadResponse("the response is not HTTP") from None
@@ -166,8 +195,9 @@ class HttpResponse:
         return data
 
     def _next_chunk(self) -> None:
+        line = self._line()
         try:
-            self._left = int(self._line().partition(b";")[0], 16)
+            self._left = int(line.partition(b";")[0], 16)
         except ValueError:
             raise BadResponse("the response is incomplete") from None
         if not self._left:
@@ -265,7 +295,7 @@ class ServerConnection:
         timeout: float | None = RESPONSE_SECONDS,
     ) -> Json:
         """Send a call to a server that listens already."""
-        connection = self._connect(timeout)
+        connection = self._open(timeout)
         try:
             response: Json = json.loads(self._send(connection, method, path, body).read())
             return response
@@ -288,7 +318,7 @@ class ServerConnection:
         """
         while True:
             try:
-                connection = self._connect(None)
+                connection = self._open(None)
                 break
             except (ConnectionRefusedError, FileNotFoundError):
                 self.start()
@@ -297,6 +327,7 @@ class ServerConnection:
                 response, window = self._send(connection, "POST", path, body), _Window()
             else:
                 response, window = self._send_stream(connection, path, body, source)
+            connection.call_on_silence(partial(self._warn_of_pause, connection))
             rest = b""
             while data := response.read_some():
                 *lines, rest = (rest + data).split(b"\n")
@@ -330,7 +361,7 @@ class ServerConnection:
         # The thread is never joined, because it may block on a pipe that nobody writes to.
         arguments = (head, source, connection.sock, window)
         Thread(target=_send_chunks, args=arguments, daemon=True).start()
-        return self._receive(connection, path), window
+        return self._receive(connection, "POST", path), window
 
     def _send(
         self, connection: HttpConnection, method: str, path: str, body: Json | None = None
@@ -341,30 +372,42 @@ class ServerConnection:
         else:
             headers = {"Content-Type": "application/json"}
             connection.send(method, path, headers, json.dumps(body).encode())
-        return self._receive(connection, path)
+        return self._receive(connection, method, path)
 
-    def _await_response(self, connection: HttpConnection) -> None:
-        """Wait until the response begins. Raise Refused if the server is paused."""
-        timeout, waited = connection.sock.gettimeout(), 0.0
-        while not connection.answers_within(SILENCE_SECONDS):
-            pid = connection.paused_server()
-            if pid is not None:
-                raise Refused(
-                    f"the server (process {pid}) is paused and answers no call;"
-                    f" continue it with: kill -CONT {pid}"
-                )
-            waited += SILENCE_SECONDS
-            if timeout is not None and waited >= timeout:
-                raise TimeoutError
-            # Calls with a longer timeout pack code, or wait for events.
-            if self._warn_of_silence and timeout == RESPONSE_SECONDS:
-                self._warn_of_silence(
-                    f"the server has not answered for {waited:.0f} s, waiting; its log: {self.log}"
-                )
-                self._warn_of_silence = None
+    def _open(self, timeout: float | None) -> HttpConnection:
+        """Connect. Raise Refused if the server is paused, before a request is sent to it."""
+        connection = self._connect(timeout)
+        deadline = time.monotonic() + SILENCE_SECONDS
+        while (pid := connection.paused_server()) is not None:
+            if time.monotonic() > deadline:
+                connection.close()
+                raise Refused(_pause_message(pid))
+            time.sleep(PAUSE_POLL_SECONDS)
+        return connection
 
-    def _receive(self, connection: HttpConnection, path: str) -> HttpResponse:
-        self._await_response(connection)
+    def _on_silence(self, connection: HttpConnection, method: str, seconds: float) -> None:
+        """Raise Refused if the server is paused instead of answering a call. Warn if it is slow."""
+        pid = connection.paused_server()
+        if pid is not None:
+            later = "" if method == "GET" else ", and it executes the request that it has received"
+            raise Refused(_pause_message(pid) + later)
+        # Calls with a longer timeout pack code, or wait for events.
+        if self._warn_of_silence and connection.sock.gettimeout() == RESPONSE_SECONDS:
+            self._warn_of_silence(
+                f"the server has not answered for {seconds:.0f} s, waiting; its log: {self.log}"
+            )
+            self._warn_of_silence = None
+
+    def _warn_of_pause(self, connection: HttpConnection, seconds: float) -> None:
+        """Warn once if the server was paused in the middle of a response. Nothing of it is lost."""
+        del seconds
+        pid = connection.paused_server()
+        if pid is not None and self._warn_of_silence:
+            self._warn_of_silence(f"{_pause_message(pid)}; waiting")
+            self._warn_of_silence = None
+
+    def _receive(self, connection: HttpConnection, method: str, path: str) -> HttpResponse:
+        connection.call_on_silence(partial(self._on_silence, connection, method))
         response = connection.response()
         headers = response.headers
         orphan_count = int(headers.get(ORPHANS_HEADER.lower(), 0))
@@ -384,9 +427,10 @@ class ServerConnection:
 
     def stream(self, path: str) -> Iterator[bytes]:
         """Yield the bytes of a response as they arrive."""
-        connection = self._connect(None)
+        connection = self._open(None)
         try:
             response = self._send(connection, "GET", path)
+            connection.call_on_silence(partial(self._warn_of_pause, connection))
             while data := response.read_some():
                 yield data
         except (ConnectionResetError, BrokenPipeError) as error:
@@ -545,6 +589,13 @@ def _send_chunks(head: bytes, source: BinaryIO, sock: socket.socket, window: _Wi
         sock.sendall(b"0\r\n\r\n")
     except OSError:
         return  # the response has ended and the connection is closed
+
+
+def _pause_message(pid: int) -> str:
+    return (
+        f"the server (process {pid}) is paused and answers no call;"
+        f" continue it with: kill -CONT {pid}"
+    )
 
 
 def _private(path: str, flags: int) -> int:
