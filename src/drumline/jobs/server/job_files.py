@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PackingOptions:
-    """The wishes of a client about the code of its job."""
+    """What a client requests for the packing of its code."""
 
     allow_large: bool = False
     """True if the user has allowed to send large code."""
