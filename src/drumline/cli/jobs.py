@@ -345,7 +345,7 @@ def delete(
 ) -> None:
     """Stop programs and release their slices; keep the logs.
 
-    Asks for confirmation if a program runs, and with --all.
+    Asks for confirmation if a program runs or starts on a slice, and with --all.
     """
     client = connect()
     task = _Task(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from drumline.cloud.protocol import CloudError
 from drumline.hosts.code import CodeError
 from drumline.jobs.server.verbs import RequestError
 from tests.jobs.fakes import ServerHarness, run_scenario
@@ -83,7 +84,11 @@ def test_delete_speaks_of_chips_only_if_the_job_holds_a_slice(tmp_path: Path) ->
         request = "its request for v4-16 in us-central2-b is withdrawn"
         assert await do(harness, waiting, "delete") == f"{waiting} is cancelled; {request}"
         await harness.reaches(waiting, "CANCELLED")
-        assert await do(harness, waiting, "delete") == f"{waiting} is CANCELLED and holds no slice"
+        again = await do(harness, waiting, "delete")
+        assert again.startswith(f"{waiting} is CANCELLED; its request dl-")
+        assert again.endswith(" in us-central2-b is being withdrawn")
+        await harness.until(lambda: not harness.service.store.releasing())
+        assert await do(harness, waiting, "delete") == f"{waiting} is CANCELLED; it holds no slice"
         harness.cloud.given = ("ACTIVE", "READY")
         job = await running(harness)
         assert "8 chips in us-central2-b are being released" in await do(harness, job, "delete")
@@ -103,6 +108,25 @@ def test_clean_right_after_delete_waits_for_the_program(tmp_path: Path) -> None:
         door.open()
         assert "are removed" in await cleaning
         assert harness.service.overview() == []
+        await slice_goes(harness)
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_clean_while_the_slice_is_being_deleted_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await running(harness)
+        [name] = harness.cloud.held
+        harness.cloud.no_release = CloudError("try again later", 14)
+        await do(harness, job, "delete")
+        await harness.reaches(job, "CANCELLED")
+        being_deleted = f"its slice {name} in us-central2-b is being deleted"
+        assert await do(harness, job, "delete") == f"{job} is CANCELLED; {being_deleted}"
+        removed = f"{job} and its logs are removed; {being_deleted}"
+        assert await do(harness, job, "clean") == removed
+        assert harness.service.overview() == []
+        assert harness.cloud.held
+        harness.cloud.no_release = None
         await slice_goes(harness)
 
     run_scenario(tmp_path, scenario)

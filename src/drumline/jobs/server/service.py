@@ -33,6 +33,7 @@ from drumline.jobs.store.records import (
     UNREADABLE,
     JobFilter,
     Record,
+    SliceRow,
     UnreadableJob,
     UnreadableJobError,
 )
@@ -314,18 +315,24 @@ class JobService:
             if verb in {"delete", "clean"}:
                 return self._release_unreadable(error.job, verb)
         self.record(job_id)
+        releasing = self._releasing(job_id)
         match verb:
             case "resume":
                 return await self._resume(job_id, body)
             case "cancel":
-                text = self._change(job_id, partial(verbs.cancel, prices=self.supervisor.prices))
+                cancel = partial(verbs.cancel, prices=self.supervisor.prices, releasing=releasing)
+                text = self._change(job_id, cancel)
             case "delete":
-                text = self._change(job_id, verbs.delete)
+                text = self._change(job_id, partial(verbs.delete, releasing=releasing))
             case "clean":
                 return await self._clean(job_id)
             case _:
                 raise RequestError(f"{verb!r} is not an action on jobs", 404)
         return self._answer(self.record(job_id), text)
+
+    def _releasing(self, job_id: str) -> list[SliceRow]:
+        """Return the slices of a job that are being deleted."""
+        return [row for row in self.store.releasing() if row.job == job_id]
 
     def _release_unreadable(self, aside: UnreadableJob, verb: str) -> dict[str, Any]:
         """Release the slices of a job whose row cannot be read. `clean` also removes the job."""
@@ -448,9 +455,10 @@ class JobService:
             if time.monotonic() > deadline:
                 raise RequestError(f"{job_id} is still stopping; try again later", 409)
             await self._wait_for_round(1.0)
-        record = self.record(job_id)
+        record, releasing = self.record(job_id), self._releasing(job_id)
         self._remove(job_id)
-        return self._answer(record, f"{job_id} and its logs are removed")
+        rest = f"; {verbs.no_slice(releasing)}" if releasing else ""
+        return self._answer(record, f"{job_id} and its logs are removed{rest}")
 
     # --- hosts ------------------------------------------------------------------------------
 

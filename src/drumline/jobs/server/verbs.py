@@ -25,7 +25,7 @@ from drumline.jobs.core.state import (
     PlacementPhase,
     Status,
 )
-from drumline.jobs.store.records import Record
+from drumline.jobs.store.records import Record, SliceRow
 
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
@@ -93,8 +93,11 @@ class JobTerms:
         )
 
 
-def cancel(record: Record, prices: Prices) -> VerbResult:
-    """Stop the program and keep the slice, unless the job is being deleted already."""
+def cancel(record: Record, prices: Prices, releasing: Sequence[SliceRow] = ()) -> VerbResult:
+    """Stop the program and keep the slice, unless the job is being deleted already.
+
+    `releasing` are the earlier slices of the job that still exist.
+    """
     job = record.job
     if job.status.ended:
         return VerbResult(f"{job.id} is already {job.status}")
@@ -104,7 +107,7 @@ def cancel(record: Record, prices: Prices) -> VerbResult:
         replace(job, wish=DesiredState.CANCEL), events=(Event("note", "cancel requested"),)
     )
     if job.placement is None or job.placement.ready_at is None:
-        return VerbResult(f"{job.id} is cancelled; it holds no slice", decision)
+        return VerbResult(f"{job.id} is cancelled; {no_slice(releasing)}", decision)
     chips = job.placement.chips
     rate = prices.text(job.placement.accelerator, job.placement.zone, record.spec.capacity)
     cost = f", {rate}" if rate else ""
@@ -118,8 +121,11 @@ def cancel(record: Record, prices: Prices) -> VerbResult:
     return VerbResult(f"{job.id} is being stopped; {outcome}", decision)
 
 
-def delete(record: Record) -> VerbResult:
-    """Stop the program and release the slice."""
+def delete(record: Record, releasing: Sequence[SliceRow] = ()) -> VerbResult:
+    """Stop the program and release the slice.
+
+    `releasing` are the earlier slices of the job that still exist.
+    """
     job = record.job
     new = job.wish is not DesiredState.DELETE
     events = (Event("note", "delete requested"),) if new else ()
@@ -127,10 +133,9 @@ def delete(record: Record) -> VerbResult:
         replace(job, wish=DesiredState.DELETE, deletes=job.deletes + 1), events=events
     )
     placement = job.placement
-    if placement is None and job.status.ended:
-        return VerbResult(f"{job.id} is {job.status} and holds no slice", decision)
     if placement is None:
-        return VerbResult(f"{job.id} is cancelled; it holds no slice", decision)
+        status = job.status if job.status.ended else "cancelled"
+        return VerbResult(f"{job.id} is {status}; {no_slice(releasing)}", decision)
     if placement.ready_at is None:
         request = f"its request for {placement.accelerator} in {placement.zone}"
         return VerbResult(f"{job.id} is cancelled; {request} is withdrawn", decision)
@@ -138,6 +143,17 @@ def delete(record: Record) -> VerbResult:
     chips = f"{placement.chips} chips in {placement.zone}"
     owner = f" of {job.id}" if job.status.ended else ""
     return VerbResult(f"{stopped}{chips}{owner} are being released", decision)
+
+
+def no_slice(releasing: Sequence[SliceRow]) -> str:
+    """Describe a job without a placement: its earlier slices may still be in the cloud."""
+    parts = [
+        f"its request {row.name} in {row.zone} is being withdrawn"
+        if row.ready is None
+        else f"its slice {row.name} in {row.zone} is being deleted"
+        for row in releasing
+    ]
+    return ", and ".join(parts) or "it holds no slice"
 
 
 def reason_not_to_resume(job: Job) -> str | None:
