@@ -110,6 +110,10 @@ class FakeCloud:
         """The error of a login that is missing or expired."""
         self.no_keys: CloudError | None = None
         """The error of every read of host keys."""
+        self.no_names: CloudError | None = None
+        """The error of every read of instance names."""
+        self.names_published = True
+        """False if the hosts publish no instance names."""
         self.buckets: dict[str, str] = {}
         self._clock = clock
         self.asked: list[PlacementRequest] = []
@@ -204,7 +208,11 @@ class FakeCloud:
             raise self.login_error
 
     async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
-        return [f"instance-{index}" for index in range(len(placement.endpoints))]
+        self._called("names", placement.name)
+        if self.no_names:
+            raise self.no_names
+        hosts = range(len(placement.endpoints))
+        return [f"instance-{index}" if self.names_published else None for index in hosts]
 
     async def bucket_location(self, bucket: str) -> str | None:
         self._called("bucket", bucket)

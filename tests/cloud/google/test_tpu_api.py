@@ -310,6 +310,11 @@ class TestInstanceNames:
         body = tpu_v2.GetGuestAttributesRequest.from_json(sent.content, ignore_unknown_fields=False)
         assert body.query_path == "", "as gcloud asks"
 
+    def test_an_answer_that_none_is_published_is_no_name(self) -> None:
+        script = Script([refused(404, "NOT_FOUND", "no guest attributes")])
+        placement = placements.combine(None, [self.node])
+        assert run(script, lambda api: api.instance_names(placement)) == [None, None]
+
     def test_fewer_names_than_hosts_are_not_used(self) -> None:
         assert self.names(guest(("hostname", "t1v-n-abc-w-0"))) == [None, None]
 

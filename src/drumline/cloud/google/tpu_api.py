@@ -170,10 +170,14 @@ class TpuApi:
         for listed_slice in placement.slices:
             url = f"{self._url(placement.zone, 'nodes', listed_slice.name)}:getGuestAttributes"
             # As gcloud asks for the names of its IAP tunnels: without a path, for all attributes.
-            response = await self._client.send(
-                RestCall("POST", url, body={}), self._client.deadline()
-            )
-            names += messages.parse_instance_names(response, len(listed_slice.endpoints))
+            call, hosts = RestCall("POST", url, body={}), len(listed_slice.endpoints)
+            try:
+                response = await self._client.send(call, self._client.deadline())
+                names += messages.parse_instance_names(response, hosts)
+            except CloudError as error:
+                if error.code not in _NO_GUEST_ATTRIBUTES:
+                    raise
+                names += [None] * hosts
         return names
 
     async def granted_permissions(self, permissions: Sequence[str]) -> list[str]:

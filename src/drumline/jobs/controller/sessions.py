@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,19 @@ from drumline.jobs.controller.host_history import HostHistory
 from drumline.jobs.controller.polling import ZonePolls
 from drumline.jobs.controller.program import build_program
 from drumline.jobs.controller.tasks import BackgroundTasks
-from drumline.jobs.core.state import Job, Placement
+from drumline.jobs.core.state import AddressError, Job, Placement
 from drumline.jobs.folders import Folders, trim_logs
 from drumline.jobs.slice_settings import names_instances, proxy_arguments
 from drumline.jobs.store.records import Record
-from drumline.observed import HostPhase, HostReport, ListedPlacement
+from drumline.observed import (
+    Fault,
+    FaultKind,
+    HostPhase,
+    HostReport,
+    ListedPlacement,
+    Refusal,
+    Scope,
+)
 
 if TYPE_CHECKING:
     from drumline.hosts.session import SliceSession
@@ -33,8 +42,13 @@ def attempt_key(job: Job) -> AttemptKey | None:
     return (job.id, job.attempt.number) if job.attempt else None
 
 
-class HostKeysUnreadableError(CloudError):
-    """The published host keys of a slice cannot be read now."""
+class AddressesUnreadableError(CloudError):
+    """What the cloud publishes of the hosts of a slice cannot be read now."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        """`refusal` has the fault and the sentence for the user."""
+        super().__init__(refusal.text)
+        self.refusal = refusal
 
 
 class Sessions:
@@ -56,6 +70,7 @@ class Sessions:
         self._clock = clock
         self._sessions: dict[AttemptKey, SliceSession] = {}
         self._listening_since: dict[AttemptKey, float] = {}
+        self._address_errors: dict[AttemptKey, AddressError] = {}
         self._stopped: dict[AttemptKey, tuple[int, ...]] = {}
         """The hosts that did not confirm the last stop of an attempt."""
 
@@ -73,6 +88,16 @@ class Sessions:
         key = attempt_key(job)
         return self._listening_since.get(key) if key else None
 
+    def address_error(self, job: Job) -> AddressError | None:
+        """Return why there are no connections; None if nothing has failed."""
+        key = attempt_key(job)
+        return self._address_errors.get(key) if key else None
+
+    def record_address_error(self, key: AttemptKey, refusal: Refusal) -> None:
+        """Record that the addresses of an attempt's hosts could not be read."""
+        now, last = self._clock(), self._address_errors.get(key)
+        self._address_errors[key] = AddressError(refusal, last.since if last else now, now)
+
     def stopped(self, job: Job) -> bool:
         """Return True if every host confirmed that the program is stopped."""
         key = attempt_key(job)
@@ -88,7 +113,8 @@ class Sessions:
     ) -> list[tuple[str, ...]]:
         """Return the proxy command of each host, which is empty for a direct connection.
 
-        Raises CloudError if the command needs the names of the instances and they are unknown.
+        Raises AddressesUnreadableError if the command needs the names of the instances and they are
+        unknown.
         """
         settings = record.spec.settings.over(self._config.slice_settings)
         command, hosts = settings.proxy_command, len(listed.endpoints)
@@ -96,11 +122,22 @@ class Sessions:
             return [()] * hosts
         names: list[str | None] = [""] * hosts
         if names_instances(command):
-            names = await self._cloud.instance_names(listed)
+            try:
+                names = await self._cloud.instance_names(listed)
+            except CloudError as error:
+                refusal = self._cloud.explain(error, listed.zone)
+                message = (
+                    f"the instance names for ssh.proxy_command cannot be read: {refusal.message}"
+                )
+                raise AddressesUnreadableError(replace(refusal, message=message)) from error
         if len(names) != hosts or None in names:
-            raise CloudError(
-                "ssh.proxy_command contains %n, and the cloud publishes no names of the instances; "
-                "allow guest attributes (compute.disableGuestAttributesAccess), or use %h"
+            raise AddressesUnreadableError(
+                Refusal(
+                    Fault(FaultKind.DENIED, Scope.REQUEST),
+                    "ssh.proxy_command contains %n, and the cloud publishes no names of the "
+                    "instances; allow guest attributes (compute.disableGuestAttributesAccess), "
+                    "or use %h",
+                )
             )
         return [
             proxy_arguments(
@@ -115,7 +152,7 @@ class Sessions:
     ) -> list[Address]:
         """Return the address of each host, with its host key if the cloud publishes it.
 
-        Raises HostKeysUnreadableError if the cloud may publish keys that cannot be read now. Then
+        Raises AddressesUnreadableError if the cloud may publish keys that cannot be read now. Then
         no key is trusted at first sight, because secrets would be sent to whoever answers. Keys
         that were pinned before are enough.
         """
@@ -125,10 +162,12 @@ class Sessions:
             keys = await self._cloud.host_keys(listed)
         except CloudError as error:
             if not self._all_pinned(placement, listed):
-                raise HostKeysUnreadableError(
+                refusal = self._cloud.explain(error, listed.zone)
+                message = (
                     f"the SSH host keys of {placement.name} cannot be read, so nothing is sent to "
-                    f"its hosts yet: {error}"
-                ) from error
+                    f"its hosts: {refusal.message}"
+                )
+                raise AddressesUnreadableError(replace(refusal, message=message)) from error
             keys = []
         keys = [*keys, *[None] * len(endpoints)][: len(endpoints)]
         return [
@@ -168,6 +207,7 @@ class Sessions:
             admit=self._admission(record, placement),
         )
         self._listening_since[key] = self._clock()
+        self._address_errors.pop(key, None)
         session.start()
 
     def _admission(self, record: Record, placement: Placement) -> Admit:
@@ -208,6 +248,7 @@ class Sessions:
     def end(self, key: AttemptKey) -> "SliceSession | None":
         """Forget an attempt that is over. Return its connections, to be closed."""
         self._stopped.pop(key, None)
+        self._address_errors.pop(key, None)
         self._listening_since.pop(key, None)
         session = self._sessions.pop(key, None)
         if session is not None:
@@ -286,7 +327,11 @@ class AttemptRunner:
         attempt, listed = record.job.attempt, self._polls.listed(placement)
         if attempt is None or listed is None or len(listed.endpoints) != placement.hosts:
             return
-        addresses = await self._sessions.addresses(record, placement, listed)
+        try:
+            addresses = await self._sessions.addresses(record, placement, listed)
+        except AddressesUnreadableError as error:
+            self._sessions.record_address_error((job_id, attempt.number), error.refusal)
+            raise
         if attempt.number > 3:
             logs, max_bytes = self._folders.logs(job_id), 3 * self._config.log_bytes // 4
             await asyncio.to_thread(trim_logs, logs, attempt.number, max_bytes)
@@ -333,7 +378,7 @@ class AttemptRunner:
         if self._sessions.get(key) is None:
             try:
                 await self._connect(key[0], placement)
-            except HostKeysUnreadableError:
+            except AddressesUnreadableError:
                 attempt = record.job.attempt
                 if attempt is None or attempt.sent_at is None:
                     # No host has shown its key, so no program was ever sent to one.

@@ -226,6 +226,7 @@ class Supervisor:
         return Observations(
             placement=self.polls.observation(placement) if placement else None,
             reports=reports,
+            address_error=self.sessions.address_error(job),
             listening_since=self.sessions.listening_since(job),
             zones=self._availability.zones(job.choices) if waits else {},
             old_program_may_run=placement is None and self._old_program_may_run(job),

@@ -39,11 +39,36 @@ from drumline.jobs.core.state import (
     Timeouts,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed import ContactFailure, HostPhase, HostReport, PlacementState
+from drumline.observed import ContactFailure, FaultKind, HostPhase, HostReport, PlacementState
 
 FIRST_AND_LAST_STEP_FACTOR = 3.0
 """Factor on the time limit of an attempt's first and last step. Programs compile and restore at the
 start, and evaluate and export at the end, which takes longer than any pause in between."""
+
+
+# --- Hosts that cannot be called --------------------------------------------------------------
+
+
+_PERMANENT = frozenset({FaultKind.DENIED, FaultKind.INVALID, FaultKind.UNKNOWN})
+"""Faults of the cloud that do not pass by themselves, like a missing permission."""
+
+
+def check_addresses(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision | None:
+    """End a job if the cloud refuses for too long to show the host keys of its slices.
+
+    The keys are never trusted at first sight instead, because the job's secrets would be sent to
+    whoever answers. A program that runs already is left alone.
+    """
+    error = observations.address_error
+    if error is None or current_attempt(job).running_at is not None:
+        return None
+    if error.refusal.fault.kind not in _PERMANENT:
+        return None
+    if error.at - error.since <= timeouts.first_contact:
+        return None
+    return end_unreachable(job, placement, error.refusal.text, now)
 
 
 # --- Silent hosts -----------------------------------------------------------------------------

@@ -12,7 +12,12 @@ follows when an attempt or a job is over.
 from dataclasses import replace
 
 from drumline.jobs.core.causes import has_failed
-from drumline.jobs.core.diagnosis import check_failures, check_silence, check_steps
+from drumline.jobs.core.diagnosis import (
+    check_addresses,
+    check_failures,
+    check_silence,
+    check_steps,
+)
 from drumline.jobs.core.host_history import EvidenceKind
 from drumline.jobs.core.outcomes import (
     RETRY_LIMIT,
@@ -329,7 +334,8 @@ def _decide_on_slices(
     if attempt is None:
         return _restart(job, placement, now)
     if not reports:
-        return Decision(job, effects=(Effect(EffectKind.RUN, placement),))
+        decision = check_addresses(job, placement, observations, now, timeouts)
+        return decision or Decision(job, effects=(Effect(EffectKind.RUN, placement),))
     if (not job.reached or job.unreached) and any(r.heard_at is not None for r in reports):
         job = replace(job, reached=True, unreached=0)
     if attempt.stopping and observations.unreachable:

@@ -293,6 +293,17 @@ class PlacementObservation:
 
 
 @dataclass(frozen=True)
+class AddressError:
+    """The reason why this server has not connected to the hosts of an attempt."""
+
+    refusal: Refusal
+    since: float
+    """The time of the first failure to read host keys or instance names."""
+    at: float
+    """The time of the last one."""
+
+
+@dataclass(frozen=True)
 class ZoneStatus:
     """The status of a zone: open for requests or not, and the reason if not."""
 
@@ -324,6 +335,8 @@ class Observations:
     """The steps that the current attempt has reported."""
     mass_failure: str = ""
     """A message if so many hosts failed at once that they are not the cause; otherwise empty."""
+    address_error: AddressError | None = None
+    """The error of the cloud because of which there are no connections and no reports."""
 
 
 @dataclass(frozen=True)
