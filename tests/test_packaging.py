@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -28,10 +29,68 @@ def test_make_help_lists_every_target() -> None:
 def test_a_package_index_can_describe_the_wheel() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"jax", "tpu"} <= set(project["keywords"])
-    assert "Programming Language :: Python :: 3.11" in project["classifiers"]
+    versions = {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)}
+    assert versions <= set(project["classifiers"])
     assert project["classifiers"] == sorted(project["classifiers"])
     assert project["description"]
-    assert project["readme"]
+    assert project["authors"]
+
+
+def test_every_classifier_is_known_to_package_indexes() -> None:
+    known = pytest.importorskip("trove_classifiers").classifiers
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(project["classifiers"]) <= known
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs"])
+def test_relative_links_name_files_and_headings(page: str) -> None:
+    path = ROOT / page
+    broken = {
+        f"{file.name}: {link}"
+        for file in ([path] if path.is_file() else path.glob("*.md"))
+        for link in relative_links(file.read_text(encoding="utf-8"))
+        if not resolves(file, link)
+    }
+    assert not broken
+
+
+def relative_links(text: str) -> list[str]:
+    without_code = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    without_code = re.sub(r"`[^`\n]*`", "code", without_code)
+    return re.findall(r"\[[^\]]*\]\((?!\w+:)([^)\s]+)\)", without_code)
+
+
+def resolves(file: Path, link: str) -> bool:
+    name, _, heading = link.partition("#")
+    target = file.parent / name if name else file
+    return target.exists() and (not heading or heading in anchors(target.read_text()))
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of the headings, as renderers of Markdown make them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+def test_the_description_on_an_index_has_no_relative_link(built: Path) -> None:
+    [wheel] = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = archive.read(name).decode()
+    assert "pip install 'drumline[jax]'" in metadata
+    assert "[Jobs](" not in metadata
+    assert not relative_links(metadata)
+
+
+def test_a_known_source_makes_the_links_absolute() -> None:
+    pytest.importorskip("hatchling")
+    describe = runpy.run_path(str(ROOT / "hatch_build.py"))["describe"]
+    readme = "[Jobs](docs/jobs.md#keys), [Python](https://python.org)"
+    assert describe(readme, "https://source.example/drumline/blob/main/") == (
+        "[Jobs](https://source.example/drumline/blob/main/docs/jobs.md#keys),"
+        " [Python](https://python.org)"
+    )
+    assert describe(readme, None) == "Jobs, [Python](https://python.org)"
 
 
 @pytest.fixture(scope="module")
