@@ -116,6 +116,23 @@ def test_show_prints_the_message_of_a_failure_once(failed: dict[str, Any]) -> No
     ]
 
 
+def test_the_last_lines_leave_out_what_libraries_print_in_every_program(
+    failed: dict[str, Any],
+) -> None:
+    error = "train.py:7  ValueError: no"
+    gloo = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is"
+    removed = "For simplicity, JAX has removed its internal frames from the traceback of the"
+    tail = [*12 * [f"{gloo} : 1"], "resumed from 180", "ValueError: no", "-" * 20, removed]
+    failed["cause"] |= {"error": error, "tail": tail}
+    lines = show_lines(failed, now=NOON + 60 * 200)
+    assert lines[2:5] == [
+        f"         {error}",
+        "         its last lines:",
+        "           resumed from 180",
+    ]
+    assert lines[5].startswith("attempts")
+
+
 def test_the_headline_of_a_restarting_job_leaves_the_error_to_the_cause(a_job: Make) -> None:
     cause = {"host": 0, "hosts": 1, "error": "ValueError: no", "tail": [], "kind": "program failed"}
     reason = "program failed on host 0 of 1: ValueError: no; starting again"

@@ -145,6 +145,7 @@ def test_the_example_of_init_resumes_after_a_preemption(
     ended_job = installation.end(job)
     log = b"".join(installation.client.logs(job, attempt="all")).decode()
     assert (ended_job["status"], ended_job["preemptions"]) == ("SUCCEEDED", 1), log
+    assert not re.search(r"warning|\[Gloo\]|^[WE]\d{4} ", log, re.IGNORECASE | re.MULTILINE), log
     (resumed_from,) = re.findall(r"resuming from step ([\d,]+)", log)
     assert int(resumed_from.replace(",", "")) >= 100
     (accuracy,) = re.findall(r"done: step 4,000 .* eval accuracy (\S+)", log)

@@ -1,5 +1,6 @@
 """The output of `show`: pure functions from the server's answer about a job to lines."""
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -32,6 +33,10 @@ MAX_TAIL_LINES = 10
 # A shorter pause between two attempts is the normal duration of a new request.
 MIN_PAUSE_SECONDS = 60.0
 MIN_AHEAD_SECONDS = 0.05
+# Lines that JAX and its library Gloo print in every program, and that explain no failure.
+_LIBRARY_LINES = re.compile(
+    r"\[Gloo\] Rank \d+ is connected to |-{20}$|For simplicity, JAX has removed its internal frames"
+)
 
 
 def show_lines(job: Job, now: float, colour: bool = False) -> list[str]:
@@ -98,7 +103,8 @@ def cause_lines(job: Job) -> list[str]:
         if (cause.get("ahead_seconds") or 0.0) >= MIN_AHEAD_SECONDS:
             host += f", {format_duration(cause['ahead_seconds'])} before the others"
     error = [sanitize(line) for line in str(cause.get("error") or "").splitlines()]
-    tail = [sanitize(line) for line in cause.get("tail") or []][-MAX_TAIL_LINES:]
+    tail = [sanitize(line) for line in cause.get("tail") or [] if not _LIBRARY_LINES.match(line)]
+    tail = tail[-MAX_TAIL_LINES:]
     if tail and error and error[-1].endswith(tail[-1].strip()):
         tail.pop()  # the error has this line already
     lines = [f"{host}:"] if host else []
