@@ -1,5 +1,6 @@
 """Connections through a proxy command."""
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,15 @@ from tests.hosts.on_hosts import on_hosts, reach
 
 from .stand_in import FAST, Slice, program
 
+GCLOUD = """Testing if tunnel connection works.
+ERROR: (gcloud.compute.start-iap-tunnel) There was a problem refreshing your current auth tokens: \
+Reauthentication failed.
+Please run:
+
+  $ gcloud auth login
+
+to obtain new credentials.
+"""
 RELAY = """
 import os, selectors, socket, sys
 print("a warning that is no part of the connection", file=sys.stderr, flush=True)
@@ -57,7 +67,24 @@ def test_a_program_runs_through_a_proxy_that_writes_warnings(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("sh", "-c", "echo 4033: not authorized >&2; exit 1"), "sh failed: 4033: not authorized"),
+        (
+            ("sh", "-c", "echo 4033: not authorized >&2; exit 1"),
+            "sh failed with exit status 1: 4033: not authorized$",
+        ),
+        (("sh", "-c", "exit 3"), "sh failed with exit status 3 and wrote no error$"),
+        (("true",), "true ended with exit status 0 before the host answered$"),
+        (("sh", "-c", "kill -9 $$"), "sh was killed by signal 9 and wrote no error$"),
+        (
+            ("sh", "-c", f"printf '%s' {shlex.quote(GCLOUD)} >&2; exit 1"),
+            "failed with exit status 1: ERROR: .gcloud.compute.start-iap-tunnel. There was a "
+            "problem refreshing your current auth tokens: Reauthentication failed. Please run: "
+            "[$] gcloud auth login to obtain new credentials.$",
+        ),
+        (
+            ("sh", "-c", "echo Please enter your password: >&2; exec sleep 60"),
+            "sh makes no connection: Please enter your password:$",
+        ),
+        (("sleep", "60"), "sleep makes no connection$"),
         (("no-such-program",), "no-such-program cannot run: no such file or directory"),
     ],
 )

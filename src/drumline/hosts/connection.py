@@ -9,6 +9,7 @@ import contextlib
 import errno
 import ipaddress
 import os
+import re
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -129,6 +130,12 @@ class _HostKeyCheck(asyncssh.SSHClient):
         return not self.rejected
 
 
+PROXY_EXIT_SECONDS = 0.5
+"""Seconds to wait for the exit status of a proxy command after its connection has ended."""
+MAX_PROXY_WORDS = 300
+_ERROR_LINE = re.compile(r"(?:error|fatal)\b", re.IGNORECASE)
+
+
 class _Proxy:
     """A running proxy command, with a socket as its input and output.
 
@@ -162,12 +169,30 @@ class _Proxy:
             remote.close()
         return cls(command[0], process, errors), local
 
-    def error(self) -> str:
-        """Return the last line that the command wrote to stderr; empty if there is none."""
+    async def error(self) -> ProxyFailed:
+        """Return the reason why there is no connection, in the command's own words."""
+        with contextlib.suppress(TimeoutError):
+            # It closes the socket shortly before it exits.
+            await asyncio.wait_for(self._process.wait(), PROXY_EXIT_SECONDS)
+        status, words = self._process.returncode, self._last_words()
+        if status is None:
+            ending = "makes no connection"
+        elif status == 0:
+            ending = "ended with exit status 0 before the host answered"
+        else:
+            signal, code = f"was killed by signal {-status}", f"failed with exit status {status}"
+            ending = (signal if status < 0 else code) + ("" if words else " and wrote no error")
+        return ProxyFailed(f"the proxy command {self._program} {ending}{words and f': {words}'}")
+
+    def _last_words(self) -> str:
+        """Return the last error that the command wrote to stderr, on one line, or its last line."""
         self._errors.seek(0)
         text = self._errors.read(1 << 16).decode("utf-8", "replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return f"the proxy command {self._program} failed: {lines[-1][:300]}" if lines else ""
+        lines = [line for line in (" ".join(line.split()) for line in text.splitlines()) if line]
+        # gcloud continues an error on the lines below it.
+        first = max((n for n, line in enumerate(lines) if _ERROR_LINE.match(line)), default=-1)
+        words = " ".join(lines[first:])
+        return words if len(words) <= MAX_PROXY_WORDS else f"{words[: MAX_PROXY_WORDS - 1]}…"
 
     def stop(self) -> None:
         """Kill the command and the processes that it started."""
@@ -231,9 +256,9 @@ class Connection:
                     f"replaced, remove its line from {known_hosts.file}"
                 ) from error
             raise
-        except (OSError, asyncssh.ConnectionLost) as error:
-            if proxy is not None and (message := proxy.error()):
-                raise ProxyFailed(message) from error
+        except (OSError, asyncssh.ConnectionLost, asyncssh.ProtocolError) as error:
+            if proxy is not None:
+                raise await proxy.error() from error
             raise
         finally:
             if proxy is not None and ssh is None:

@@ -53,6 +53,21 @@ def test_errors_of_keys_and_addresses_request_no_other_slice(
     assert scenario.status() is Status.FAILED
 
 
+def test_the_reason_has_the_last_words_of_the_proxy_command() -> None:
+    words = "the proxy command gcloud failed with exit status 1: ERROR: 4033: 'not authorized'"
+    scenario = Scenario().slice_is_there()
+    scenario.listening_since = scenario.now
+    for index in range(2):
+        scenario.host(
+            index, HostPhase.CONNECTING, heard_at=None, contact=ContactFailure.PROXY, detail=words
+        )
+    scenario.settle()
+    scenario.now += TIMEOUTS.first_contact + 1
+    scenario.look("ACTIVE", "READY")
+    assert scenario.status() is Status.FAILED
+    assert f"over SSH: {words}; correct ssh.proxy_command" in scenario.job.reason
+
+
 def test_the_most_frequent_failure_is_the_reason() -> None:
     scenario = silent_slice(Scenario(), ContactFailure.TIMEOUT, ContactFailure.KEY_REFUSED)
     scenario = silent_slice(scenario, ContactFailure.TIMEOUT, ContactFailure.TIMEOUT)
@@ -107,6 +122,24 @@ def test_a_running_program_is_not_ended_because_its_hosts_refuse_the_key() -> No
     scenario.look("ACTIVE", "READY")
     assert scenario.outcomes == []
     assert "rejects Drumline's SSH key" in scenario.job.reason
+
+
+def test_a_proxy_that_fails_later_is_the_reason_and_no_evidence_against_the_host() -> None:
+    words = "the proxy command gcloud failed with exit status 1: ERROR: gcloud auth login"
+    scenario = Scenario().runs()
+    for index in range(2):
+        scenario.host(
+            index,
+            HostPhase.RUNNING,
+            heard_at=scenario.now,
+            contact=ContactFailure.PROXY,
+            detail=words,
+        )
+    scenario.now += 3600
+    scenario.look("ACTIVE", "READY")
+    assert scenario.job.cause is not None
+    assert words in scenario.job.cause.error
+    assert scenario.job.cause.proof == ""
 
 
 def test_too_many_open_files_here_are_no_silence_of_a_host() -> None:

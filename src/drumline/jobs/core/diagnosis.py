@@ -113,6 +113,8 @@ def check_silence(
             reason += f" ({maintenance})"
             return after_preemption(job, placement, reason, now, observations.steps)
         message = f"no report from host {report.index} for {format_duration(silence)}"
+        if report.contact is ContactFailure.PROXY and report.detail:
+            message += f": {report.detail}"
         key_refused = report.contact is ContactFailure.KEY_REFUSED
         if report.contact in _CAUSES_HERE or (key_refused and may_run):
             # The host answers, or was not asked. The program continues there.
@@ -120,15 +122,14 @@ def check_silence(
             message += f": {side}{report.detail}"
         elif polled_since and silence > limit:
             if never_reached:
-                failures = [r.contact for r in reports if r.contact is not None]
-                return replace_unreachable(job, placement, failures, now)
+                return replace_unreachable(job, placement, reports, now)
             cause = Cause(
                 CauseKind.BAD_HOST,
                 report.index,
                 len(reports),
                 message,
                 report.tail,
-                proof="" if key_refused else EvidenceKind.START,
+                proof="" if report.contact in _NO_EVIDENCE else EvidenceKind.START,
             )
             return replace_bad_host(job, placement, cause, observations, now, idle=False)
         return _wait_for_reports_and_poll(with_reason(job, message), placement)
@@ -137,6 +138,8 @@ def check_silence(
 
 _CAUSES_HERE = frozenset({ContactFailure.LOCAL, ContactFailure.MISSING_FILE})
 """Failures of this machine, which say nothing about a host."""
+_NO_EVIDENCE = frozenset({ContactFailure.KEY_REFUSED, ContactFailure.PROXY})
+"""Failures whose cause may be the host or this side. The slice is replaced, and no host blamed."""
 
 
 def _silent_since(report: HostReport, observations: Observations) -> float | None:

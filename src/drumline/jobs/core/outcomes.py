@@ -260,7 +260,7 @@ FIRST_CONTACT_ADVICE = {
     ),
     ContactFailure.PROXY: Advice(
         "the proxy command makes no connection",
-        "drumline show has its last error; correct ssh.proxy_command",
+        "correct ssh.proxy_command",
         slices=1,
     ),
     ContactFailure.TIMEOUT: Advice(
@@ -294,16 +294,21 @@ UNREACHED_AFTER_CONTACT = 3
 
 
 def replace_unreachable(
-    job: Job, placement: Placement, failures: Sequence[ContactFailure], now: float
+    job: Job, placement: Placement, reports: Sequence[HostReport], now: float
 ) -> Decision:
     """Try another slice after one of which no host was reached, or end the job with the reason.
 
     No host is blamed, because the cause is the network or the login.
     """
-    advice = FIRST_CONTACT_ADVICE[max(failures, key=failures.count)]
+    failures = [report.contact for report in reports if report.contact is not None]
+    failure = max(failures, key=failures.count)
+    advice, cause = FIRST_CONTACT_ADVICE[failure], FIRST_CONTACT_ADVICE[failure].reason
+    if failure is ContactFailure.PROXY:
+        # The user's own command has the reason.
+        cause = next((r.detail for r in reports if r.contact is failure and r.detail), cause)
     unreached = job.unreached + 1
     job = replace(job, unreached=unreached)
-    reason = f"no host of the slice could be reached over SSH: {advice.reason}"
+    reason = f"no host of the slice could be reached over SSH: {cause}"
     # A job of an earlier version has run without `reached`.
     slices = UNREACHED_AFTER_CONTACT if job.reached or job.has_run else advice.slices
     if unreached >= slices:
