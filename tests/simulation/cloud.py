@@ -6,6 +6,7 @@ login that expires.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ from drumline.cloud.model.resources import (
     Limits,
     Node,
     NodeSpec,
+    NodeState,
     Request,
     RequestSpec,
     RequestState,
@@ -84,6 +86,20 @@ class Conditions:
     """The longest time in seconds for which a new request is missing in listings and lookups."""
     failed_boots: float = 0.0
     """The share of slices that are granted and never become READY."""
+    endless_deletions: bool = False
+    """True if a slice that is deleted now stays DELETING for ever. Its hosts do not respond, and
+    its program runs on."""
+
+
+@dataclass
+class EndlessDeletion:
+    """A slice that stays DELETING for ever."""
+
+    began_at: float
+    contacted: bool
+    """True if a server has ever connected to one of its hosts."""
+    repeated_at: float
+    """The time of the last call that deletes it."""
 
 
 @dataclass
@@ -118,6 +134,8 @@ class SimulatedCloud:
         self._notified = asyncio.Event()
         self.billed_slices: list[BilledSlice] = []
         """Every slice that became ready."""
+        self.endless_deletions: dict[str, EndlessDeletion] = {}
+        """The slices that stay DELETING for ever, by name."""
         self._operations: dict[str, OperationState] = {}
         self._hidden_until: dict[str, float] = {}
         self.request_checks: list[Callable[[str], None]] = []
@@ -155,6 +173,8 @@ class SimulatedCloud:
                 match order:
                     case StartHosts(node):
                         self._environment.spawn(self._boot(node))
+                    case EndHosts(node) if _short(node.spec.name) in self.endless_deletions:
+                        pass
                     case EndHosts(node, keep_disks):
                         for host in self._hosts_of.pop(node.uid, []):
                             host.end()
@@ -236,9 +256,11 @@ class SimulatedCloud:
         self.hang_deletions(False)
         soon = self._environment.now() + DELETE_SECONDS
         for node in self.fleet.nodes.values():
-            node.gone_at = min(node.gone_at, soon)
+            if _short(node.spec.name) not in self.endless_deletions:
+                node.gone_at = min(node.gone_at, soon)
         for request in self.fleet.requests.values():
-            request.due_at = min(request.due_at, soon)
+            if _short(request.spec.name) not in self.endless_deletions:
+                request.due_at = min(request.due_at, soon)
         self.notify()
 
     async def maintain(self, node: Node, seconds: float) -> None:
@@ -359,6 +381,7 @@ class SimulatedCloud:
             raise CONFLICT
         parent = f"projects/{PROJECT}/locations/{zone}"
         self._environment.note("released", name)
+        self._begin_endless_deletion(f"{parent}/nodes/{name}")
         try:
             self.fleet.delete_request(f"{parent}/queuedResources/{name}", force=True)
         except ApiError:
@@ -367,6 +390,25 @@ class SimulatedCloud:
                     self.fleet.delete_node(f"{parent}/nodes/{node}")
         self.notify()
         await self._answer()
+
+    def _begin_endless_deletion(self, node_name: str) -> None:
+        """Let the deletion of a node with hosts never end, if this is a current fault."""
+        name, now = _short(node_name), self._environment.now()
+        if name in self.endless_deletions:
+            self.endless_deletions[name].repeated_at = now
+        node = self.fleet.nodes.get(node_name)
+        if (
+            not self.conditions.endless_deletions
+            or node is None
+            or node.state is not NodeState.READY
+        ):
+            return
+        hosts = self.hosts_of(node)
+        contacted = any(host.contacted for host in hosts)
+        self._environment.note("never deleted", name)
+        self.endless_deletions[name] = EndlessDeletion(now, contacted, now)
+        for host in hosts:
+            host.hang(math.inf)
 
     async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
         """Return None for every host: no host keys are published."""

@@ -120,6 +120,8 @@ class Host:
         self.mute_until = 0.0
         self.full_until = 0.0
         self.going_down = ""
+        self.contacted = False
+        """True if a server has ever connected to the host."""
         self.installed = False
         self.attempts: dict[str, HostRun] = {}
         self._changed = asyncio.Event()
@@ -375,6 +377,7 @@ class SimulatedConnection:
         if not host.up:
             raise ConnectionRefusedError
         known.pin(address, f"ssh-ed25519 {address.ssh_ip}")
+        host.contacted = True
         return cls(host)
 
     async def run(

@@ -21,6 +21,8 @@ LATE = 300.0
 """Seconds after the answer to a cancel within which a program may still start, because a slow host
 may still execute an earlier start.
 """
+DELETE_REPEATED = 3600.0
+"""Seconds within which the deletion of a slice is repeated."""
 SPIN_WINDOW, SPINNING = 600.0, 20_000
 """A window in seconds, and more callbacks than ten jobs need in it; usually there are a few
 hundred.
@@ -132,6 +134,8 @@ class Invariants:
             for failed_slice in other.attempts.values():
                 if (failed_slice.job, failed_slice.attempt) in environment.misreported_runs:
                     continue
+                if self._is_abandoned(other.name):
+                    continue
                 if (
                     failed_slice.alive
                     and failed_slice.job == job
@@ -146,6 +150,12 @@ class Invariants:
             environment.fail(
                 f"attempt {attempt} of {job} was started after the answer to {last.verb}"
             )
+
+    def _is_abandoned(self, host: str) -> bool:
+        """Return True if a host's slice has been DELETING for so long that its job may go on."""
+        deletion = self._cloud.endless_deletions.get(host.rpartition("/")[0])
+        patience = self._server._config.timeouts.deleting
+        return deletion is not None and self._environment.now() - deletion.began_at > patience
 
     def _last_request(self, job: str) -> UserRequest | None:
         """Return the user's last granted command; None if a pending one makes it unclear."""
@@ -236,7 +246,7 @@ class Invariants:
 
     async def cloud_is_empty(self, deadline: float) -> None:
         """Wait until the cloud has no resource of the jobs."""
-        while self._cloud.resources() and self._environment.now() < deadline:
+        while self._deletable() and self._environment.now() < deadline:
             await asyncio.sleep(120.0)
         self.check_at_end()
         self._check_calls()
@@ -245,10 +255,32 @@ class Invariants:
         """Check the final state of all jobs and of the cloud."""
         for job_id, state in self._unfinished_jobs().items():
             self._environment.fail(f"{job_id} is not over: {state}")
-        for name in sorted(self._cloud.resources()):
+        for name in sorted(self._deletable()):
             self._environment.fail(f"{name} is left in the cloud")
+        for name, deletion in self._cloud.endless_deletions.items():
+            if self._environment.now() - deletion.repeated_at > DELETE_REPEATED:
+                self._environment.fail(f"the deletion of {name} is not repeated")
         for job_id, requests in self._user_requests.items():
             self._check_job(job_id, requests)
+
+    def _deletable(self) -> set[str]:
+        """Return the resources that the cloud has and would delete."""
+        return self._cloud.resources() - set(self._cloud.endless_deletions)
+
+    def _waits_for_deletion(self, job: Job) -> bool:
+        """Return True if a job rightly waits for a slice that is never deleted.
+
+        Its program may run there. Only a program that is fenced off from its checkpoints does no
+        harm, and a job that shall end waits in any case.
+        """
+        old_slices = [
+            deletion
+            for name, deletion in self._cloud.endless_deletions.items()
+            if name.startswith(f"dl-{self._server.owner}-{job.id}-") and deletion.contacted
+        ]
+        if not old_slices or job.placement is not None:
+            return False
+        return not (job.fences and job.wish is DesiredState.RUN)
 
     def _unfinished_jobs(self) -> dict[str, str]:
         service = self._server.service
@@ -256,7 +288,7 @@ class Invariants:
         return {
             record.job.id: f"{record.job.status}: {record.job.reason}"
             for record in service.supervisor.records.values()
-            if not record.job.status.ended
+            if not record.job.status.ended and not self._waits_for_deletion(record.job)
         }
 
     def _unanswered_requests(self) -> list[tuple[str, str]]:
@@ -282,6 +314,8 @@ class Invariants:
             environment.fail(f"{job_id} was cleaned and is still there")
             return
         job = record.job
+        if self._waits_for_deletion(job) and not job.status.ended:
+            return
         last = self._last_request(job_id)
         if last and last.verb in {"create", "resume"} and job.status is Status.CANCELLED:
             environment.fail(f"{job_id} was to run and is {job.status}")

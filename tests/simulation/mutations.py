@@ -23,6 +23,7 @@ from drumline.jobs.core.state import (
     Decision,
     DesiredState,
     Job,
+    OldProgram,
     Outcome,
     PlacementObservation,
     PlacementPhase,
@@ -332,6 +333,36 @@ def maintenance_counts_as_a_bad_host() -> AbstractContextManager[Any]:
     return patch("drumline.cloud.google.placements._maintenance", lambda _: "")
 
 
+def a_deletion_without_end_delays_its_job() -> AbstractContextManager[Any]:
+    """Wait without limit for a slice that is being deleted."""
+    real = slices.Releases.may_still_run
+
+    def may_still_run(self: Any, *arguments: Any) -> bool:
+        self._timeout = 1e12
+        return real(self, *arguments)
+
+    return patch.object(slices.Releases, "may_still_run", may_still_run)
+
+
+def a_deletion_is_not_repeated() -> AbstractContextManager[Any]:
+    """Delete each slice once, whether or not it is gone afterwards."""
+    real = slices.Releases.due
+
+    def due(self: Any, *arguments: Any) -> Iterator[Any]:
+        once = self.__dict__.setdefault("once", set())
+        for row in real(self, *arguments):
+            if row.name not in once:
+                once.add(row.name)
+                yield row
+
+    return patch.object(slices.Releases, "due", due)
+
+
+def a_silent_program_counts_as_ended() -> AbstractContextManager[Any]:
+    """Record the program on each released slice as ended."""
+    return patch.object(supervisor.Supervisor, "_old_program", lambda *_: OldProgram.ENDED)
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     releases_are_dropped,
     a_program_starts_while_the_old_one_runs,
@@ -365,6 +396,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     errors_of_create_operations_are_ignored,
     slices_boot_without_a_deadline,
     maintenance_counts_as_a_bad_host,
+    a_deletion_without_end_delays_its_job,
+    a_deletion_is_not_repeated,
+    a_silent_program_counts_as_ended,
 )
 
 

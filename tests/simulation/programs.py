@@ -333,6 +333,7 @@ class Running:
             "total": self._plan.steps,
             "resumed": resumed,
             "checkpoint": self._bucket.saved,
+            "fenced": True,
         }
         host_run = self._joined.get(0)
         if host_run is not None:

@@ -128,6 +128,7 @@ _MORE_FAULTS: tuple[tuple[str, float, float], ...] = (
     ("deletions hang", 0.7, 5400.0),
     ("maintenance", 0.7, 3000.0),
     ("cancel out of reach", 1.0, 900.0),
+    ("deletions never end", 0.5, 1800.0),
 )
 """Drawn from a separate stream, so that they do not change the other draws."""
 _VERBS: tuple[tuple[str, float], ...] = (

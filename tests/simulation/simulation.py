@@ -284,6 +284,10 @@ class Simulation:
                 cloud.hang_deletions(True)
                 await asyncio.sleep(incident.seconds)
                 cloud.hang_deletions(False)
+            case "deletions never end":
+                conditions.endless_deletions = True
+                await asyncio.sleep(incident.seconds)
+                conditions.endless_deletions = False
             case "maintenance" if node:
                 await cloud.maintain(node, incident.seconds)
             case "cancel out of reach" if self.ids:

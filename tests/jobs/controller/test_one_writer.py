@@ -179,6 +179,69 @@ def test_a_job_does_not_wait_for_a_deletion_without_end_if_its_program_is_fenced
     run_scenario(tmp_path, scenario)
 
 
+def test_a_program_that_was_fenced_before_is_fenced_off_before_its_first_report(
+    tmp_path: Path,
+) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.buckets["lab"] = "US-CENTRAL2"
+        job = await harness.create(checkpoint=CHECKPOINT)
+        await harness.reaches(job, "RUNNING")
+        harness.starts(job)[0].send_heartbeat(step=1, fenced=True)
+        await asyncio.sleep(20)
+        harness.starts(job)[0].ends(1, "ValueError: shapes")
+        await harness.until(lambda: len(harness.starts(job)) == 2)
+        await harness.reaches(job, "RUNNING")
+        harness.cloud.ignores_deletes = True
+        harness.starts(job)[1].connection(there=False)
+        await harness.until(lambda: bool(harness.service.store.releasing()), within=900)
+        (old,) = harness.service.store.releasing()
+        harness.cloud.becomes(old.name, "DELETING", "DELETING")
+        await harness.until(lambda: len(harness.starts(job)) == 3, within=2400)
+        assert harness.service.store.releasing()
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_resumed_job_may_run_a_program_without_a_fence(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.buckets["lab"] = "US-CENTRAL2"
+        job = await harness.create(checkpoint=CHECKPOINT)
+        await harness.reaches(job, "RUNNING")
+        harness.starts(job)[0].send_heartbeat(step=1, fenced=True)
+        await asyncio.sleep(20)
+        await harness.service.verb(job, "cancel", {})
+        await harness.reaches(job, "CANCELLED")
+        await harness.service.verb(job, "resume", {})
+        await harness.until(lambda: len(harness.starts(job)) == 2)
+        await harness.reaches(job, "RUNNING")
+        harness.cloud.ignores_deletes = True
+        harness.starts(job)[1].connection(there=False)
+        await harness.until(lambda: bool(harness.service.store.releasing()), within=900)
+        (old,) = harness.service.store.releasing()
+        harness.cloud.becomes(old.name, "DELETING", "DELETING")
+        await asyncio.sleep(6 * 3600)
+        assert len(harness.starts(job)) == 2
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_job_does_not_wait_for_a_slice_to_which_nothing_was_ever_sent(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.buckets["lab"] = "US-CENTRAL2"
+        harness.cloud.no_keys = UNAVAILABLE
+        job = await harness.create(checkpoint=CHECKPOINT)
+        await harness.until(lambda: harness.cloud.count("keys") >= 1)
+        harness.cloud.ignores_deletes = True
+        (old,) = harness.cloud.held
+        harness.cloud.becomes(old, "DELETING", "DELETING")
+        await harness.until(lambda: bool(harness.service.store.releasing()), within=120)
+        harness.cloud.no_keys = None
+        await harness.until(lambda: bool(harness.starts(job)), within=2400)
+        assert harness.service.store.releasing()
+
+    run_scenario(tmp_path, scenario)
+
+
 def test_a_job_waits_for_a_program_that_may_still_write(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await deletion_that_does_not_end(harness, checkpoint=1)

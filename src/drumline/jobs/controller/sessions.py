@@ -186,6 +186,10 @@ class Sessions:
             for e in listed.endpoints
         )
 
+    def was_contacted(self, placement: Placement) -> bool:
+        """Return True if a host of a slice has ever shown its key, before anything was sent."""
+        return self._folders.known_hosts(known_hosts_name(placement.name)).exists()
+
     def open(self, record: Record, placement: Placement, addresses: Sequence[Address]) -> None:
         """Connect to the hosts and run the current attempt on them."""
         # Imported here, because SSH takes longer to load than the rest of the server.

@@ -413,8 +413,12 @@ class Supervisor:
         exited = all(r.phase in {HostPhase.EXITED, HostPhase.MISSING} for r in reports)
         if self.sessions.stopped(job) or (reports and exited):
             return OldProgram.ENDED
+        if attempt.sent_at is None and not self.sessions.was_contacted(placement):
+            return OldProgram.ENDED  # nothing was ever sent there
         steps = self.heartbeats.steps(job.id, attempt.number)
-        return OldProgram.FENCED if steps and steps.fenced else OldProgram.UNKNOWN
+        # A program that has not claimed its folder yet is refused after the next attempt has.
+        fenced = job.fences or (steps is not None and steps.fenced)
+        return OldProgram.FENCED if fenced else OldProgram.UNKNOWN
 
     def _update_host_history(self, before: Job, decision: Decision) -> None:
         """Record evidence against hosts that failed, and the burn-ins that hosts passed."""

@@ -556,6 +556,7 @@ def reset_for_resume(job: Job) -> Job:
         unclear_starts=0,
         unclear_words="",
         unclear_on=(),
+        fences=False,  # the code or the job file may have changed
         not_before=0.0,
         kept_until=None,
         cause=None,

@@ -407,6 +407,8 @@ def mark_running(job: Job, observations: Observations, now: float) -> Job:
         job = replace(job, unclear_starts=0, unclear_words="", unclear_on=())
     if steps is not None and not job.has_stepped:
         job = replace(job, has_stepped=True)
+    if steps is not None and steps.fenced and not job.fences:
+        job = replace(job, fences=True)
     if job.bad_in_a_row and _made_progress(job, steps):
         job = replace(job, bad_in_a_row=0)
     stopping = next((r for r in observations.reports if r.shutdown_reason), None)

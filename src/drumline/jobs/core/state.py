@@ -243,6 +243,9 @@ class Job:
     has_run: bool = False
     has_stepped: bool = False
     """True if any attempt has reported a step. Before that, the program never counts as stuck."""
+    fences: bool = False
+    """True if the program claims its checkpoint folder with its fencing number, as an attempt
+    since the last resume has reported."""
     attempt: Attempt | None = None
     placement: Placement | None = None
     parking: int = 0
