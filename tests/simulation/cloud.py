@@ -136,6 +136,8 @@ class SimulatedCloud:
         """Every slice that became ready."""
         self.endless_deletions: dict[str, EndlessDeletion] = {}
         """The slices that stay DELETING for ever, by name."""
+        self.undeletable: set[str] = set()
+        """Slices that will stay DELETING for ever once they are deleted."""
         self._operations: dict[str, OperationState] = {}
         self._hidden_until: dict[str, float] = {}
         self.request_checks: list[Callable[[str], None]] = []
@@ -397,11 +399,8 @@ class SimulatedCloud:
         if name in self.endless_deletions:
             self.endless_deletions[name].repeated_at = now
         node = self.fleet.nodes.get(node_name)
-        if (
-            not self.conditions.endless_deletions
-            or node is None
-            or node.state is not NodeState.READY
-        ):
+        is_endless = self.conditions.endless_deletions or name in self.undeletable
+        if not is_endless or node is None or node.state is not NodeState.READY:
             return
         hosts = self.hosts_of(node)
         contacted = any(host.contacted for host in hosts)

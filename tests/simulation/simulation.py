@@ -331,12 +331,14 @@ class Simulation:
                 server.fill_disk(False)
 
     async def _cancel_out_of_reach(self, incident: Incident) -> None:
-        """Cancel a job while one of its hosts does not respond."""
+        """Cancel a job while one of its hosts does not respond. Some slices are never deleted."""
         home, job_id = list(self.ids.values())[incident.target % len(self.ids)]
         key = self.environment.key(self.servers[home].owner, job_id)
         runs = [run for host in self.environment.hosts.values() for run in host.attempts.values()]
         hosts = [run.host for run in runs if run.alive and run.job == key]
         if hosts:
+            if incident.amount < 0.5:
+                self.cloud.undeletable.add(hosts[0].name.rpartition("/")[0])
             hosts[incident.target // 11 % len(hosts)].hang(incident.seconds)
             await self._verb("cancel", home, job_id)
             await asyncio.sleep(incident.seconds)

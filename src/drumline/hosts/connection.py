@@ -170,13 +170,15 @@ class _Proxy:
         return cls(command[0], process, errors), local
 
     async def error(self) -> ProxyFailed:
-        """Return the reason why there is no connection, in the command's own words."""
+        """End the command. Return why there is no connection, in its own words."""
         with contextlib.suppress(TimeoutError):
             # It closes the socket shortly before it exits.
             await asyncio.wait_for(self._process.wait(), PROXY_EXIT_SECONDS)
         status, words = self._process.returncode, self._last_words()
         if status is None:
             ending = "makes no connection"
+            self.stop()
+            await self._process.wait()
         elif status == 0:
             ending = "ended with exit status 0 before the host answered"
         else:
