@@ -14,6 +14,7 @@ from drumline.jobs.core.state import (
     Job,
     Observations,
     Outcome,
+    OutputsCopy,
     PlacementObservation,
     Status,
     Timeouts,
@@ -55,6 +56,7 @@ class Scenario:
     unreachable: tuple[int, ...] = ()
     """The hosts that did not confirm the last stop."""
     steps: Steps | None = None
+    outputs: OutputsCopy | None = None
     effects: list[tuple[EffectKind, str]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
@@ -83,6 +85,7 @@ class Scenario:
             self.stopped,
             self.unreachable,
             self.steps,
+            outputs=self.outputs,
         )
 
     def settle(self) -> "Scenario":

@@ -59,7 +59,7 @@ _ERROR_MARKS = {
     "left": "!",
     "failed": "✗",
 }
-_PREFIXES = {"refused": "rejected slice: ", "parked": "slice held back: "}
+_PREFIXES = {"refused": "rejected slice: ", "parked": "slice held back: ", "outputs": "outputs: "}
 _HIDDEN = {"created", "asked", "succeeded", "cancelled", "ended"}
 _COLOURS = {"✓": "green", "!": "yellow", "✗": "red", "▸": "cyan", "●": "cyan"}
 
@@ -96,7 +96,7 @@ class EventFormatter:
         if kind in _ERROR_MARKS:
             return [f"  {_ERROR_MARKS[kind]} {_PREFIXES.get(kind, '')}{text}"]
         mark = "!" if kind == "warning" else "·"
-        return [] if repeated else [f"  {mark} {text}"]
+        return [] if repeated else [f"  {mark} {_PREFIXES.get(kind, '')}{text}"]
 
 
 def _with_duration(line: str, duration: str, column: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from drumline.cli.connect import confirm, connect, echo_json, echo_lines, runnable
-from drumline.cli.rendering.text import format_dollars, format_short, plural, sanitize
+from drumline.cli.rendering.text import format_dollars, format_size, plural, sanitize
 from drumline.cli.rendering.views import ENDED
 from drumline.jobs.connection import home_folder
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _DESCRIPTIONS = {
     "jobs": "records, events and metrics",
     "logs": "output of programs, log of the server",
+    "outputs": "files of programs that were copied from hosts",
     "archives": "code that was sent to hosts",
     "buckets": "gs:// of the emulator",
     "emulator": "disks of its hosts, its log",
@@ -113,7 +114,7 @@ def clean_home(yes: bool, as_json: bool, dry_run: bool) -> None:
                 " other files are gone already"
             ) from None
     if not as_json:
-        size = _format_size(sum(part.bytes for part in parts))
+        size = format_size(sum(part.bytes for part in parts))
         typer.echo(f"deleted {size}; to remove the program: pip uninstall drumline")
 
 
@@ -125,13 +126,13 @@ def _home_lines(
     checkpoints: Sequence[str],
 ) -> list[str]:
     """Return the sizes of a home by kind, and what is not deleted."""
-    lines = [f"{home}: {plural(jobs, 'job')}, {_format_size(sum(part.bytes for part in parts))}"]
+    lines = [f"{home}: {plural(jobs, 'job')}, {format_size(sum(part.bytes for part in parts))}"]
     for part in parts:
         text = _DESCRIPTIONS[part.kind]
         if part.kind == "buckets":
             names = [path.name for path in sorted(part.paths[0].iterdir())]
             text += f", with the checkpoints there: {_join(names)}" if names else ""
-        lines.append(sanitize(f"  {part.kind:9} {_format_size(part.bytes):>8}  {text}"))
+        lines.append(sanitize(f"  {part.kind:9} {format_size(part.bytes):>8}  {text}"))
     if others:
         lines.append(sanitize(f"not deleted: {_join(others)} in this folder"))
     if checkpoints:
@@ -142,9 +143,3 @@ def _home_lines(
 def _join(names: Sequence[str]) -> str:
     more = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
     return ", ".join([*names[:MAX_NAMES], *more])
-
-
-def _format_size(size: int) -> str:
-    """Format as `412 B`, `1.25 kB` or `3.4 MB`."""
-    text = format_short(size)
-    return f"{text} B" if text[-1].isdecimal() else f"{text[:-1]} {text[-1]}B"

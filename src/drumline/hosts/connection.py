@@ -339,14 +339,18 @@ class Connection:
             process.channel.abort()
         return _exit_code(process.exit_status, process.exit_signal)
 
-    async def lines(self, command: str) -> AsyncIterator[bytes]:
+    async def lines(self, command: str, input_bytes: bytes = b"") -> AsyncIterator[bytes]:
         """Yield the output of a long-running command line by line.
 
         Raises ConnectionLost, or AgentError if a line is too long.
         """
         # Nobody reads stderr, and the connection would wait for a reader.
         process = await self._ssh.create_process(
-            command, stdin=asyncssh.DEVNULL, stderr=asyncssh.DEVNULL, encoding=None
+            command,
+            input=input_bytes,
+            stdin=asyncssh.DEVNULL,
+            stderr=asyncssh.DEVNULL,
+            encoding=None,
         )
         try:
             rest = b""

@@ -32,6 +32,7 @@ from drumline.hosts.connection import (
 )
 from drumline.hosts.host_files import burn_in_command
 from drumline.hosts.log_segments import LogWriter, received_size, rename_log
+from drumline.hosts.outputs import CopyError, HostCopy, OutputFolder
 from drumline.hosts.remote import RemoteAgent
 from drumline.hosts.values import (
     Admit,
@@ -57,6 +58,8 @@ MAX_NAME_LENGTH, MAX_NAMES = 200, 10
 MAX_SENDS = 3
 """The number of times that missing files of the code are sent. One may be removed on the host
 before it is unpacked, because the disk is full, or be damaged there."""
+MAX_COPIES = 3
+"""The number of times that the copy of outputs is tried after a connection is lost."""
 MAX_AGENT_ERRORS = 3
 """Errors of the agent, over working connections, after which its host counts as failed."""
 
@@ -498,6 +501,37 @@ class HostRunner:
             agent = await self._wait_for_agent()
         message = wire.Command(command=command, timeout=timeout, stdin=stdin is not None)
         return await agent.run_for_user(self._folder, message, stdin, output)
+
+    async def copy_outputs(
+        self, paths: Sequence[str], folder: OutputFolder, deadline: float
+    ) -> HostCopy:
+        """Copy the outputs of this host, and again what is missing after a lost connection.
+
+        Errors are in the result. What was complete before an error is kept.
+        """
+        timing, result = self._resources.timing, HostCopy()
+        for remaining in reversed(range(MAX_COPIES)):
+            try:
+                async with asyncio.timeout(timing.connect_timeout + timing.reconnect_most):
+                    agent = await self._wait_for_agent()
+            except TimeoutError:
+                result.error = result.error or "the host cannot be reached"
+                break
+            try:
+                async with asyncio.timeout(max(0.0, deadline - self._resources.clock())):
+                    await folder.copy(agent, self._folder, paths, self.assignment.index, result)
+                break
+            except CopyError as error:
+                result.error = str(error)
+                break
+            except (*CONNECTION_ERRORS, AgentError) as error:
+                result.error = describe_connection_error(error)
+                if self._resources.clock() >= deadline:
+                    result.error = "not all files were copied in time"
+                    break
+            if remaining:
+                await asyncio.sleep(timing.reconnect_first)
+        return result
 
     async def _wait_for_agent(self) -> RemoteAgent:
         while True:

@@ -5,7 +5,7 @@ everything that it sends.
 """
 
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -22,9 +22,12 @@ from pydantic import (
 from drumline.hosts.agent.wire import (
     EXEC,
     RECEIVE,
+    SEND_OUTPUTS,
     WATCH,
     Command,
     Message,
+    OutputChunk,
+    OutputRequest,
     ReceiveResult,
     WatchLine,
     decode,
@@ -131,6 +134,23 @@ class RemoteAgent:
                 raise AgentError("the agent sent an invalid line to watch") from error
             self._on_answer()
             yield message
+
+    async def send_outputs(
+        self, folder: str, files: Sequence[tuple[str, int]]
+    ) -> AsyncGenerator[OutputChunk, None]:
+        """Yield the content of outputs in pieces, up to the message that all are sent."""
+        command = f"{AGENT_COMMAND} {shlex.join([SEND_OUTPUTS, folder])}"
+        request = encode(OutputRequest(files=list(files))).encode()
+        async for line in self._connection.lines(command, request):
+            try:
+                message = validate(OutputChunk, decode(line))
+            except (ValueError, ValidationError) as error:
+                raise AgentError("the agent sent an invalid line to send-outputs") from error
+            self._on_answer()
+            yield message
+            if message.done:
+                return
+        raise AgentError("the agent stopped before all outputs were sent")
 
 
 def _last_line(completed: CompletedCommand) -> str:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from drumline.files import write_atomically
 from drumline.hosts.connection import KnownHosts
 from drumline.hosts.driver import HostRunner, RunnerResources
+from drumline.hosts.outputs import HostCopy, OutputFolder
 from drumline.hosts.values import (
     Address,
     Admit,
@@ -44,6 +45,8 @@ __all__ = [
 ]
 
 DEFAULT_TIMING = Timing()
+MAX_COPYING_HOSTS = 8
+"""The number of hosts whose outputs are copied at the same time."""
 
 
 class AttemptRecord(BaseModel):
@@ -196,6 +199,7 @@ class SliceSession:
         if unknown := [host for host in chosen if not 0 <= host < len(addresses)]:
             raise ValueError(f"hosts: {unknown[0]} is not on a slice of {len(addresses)} hosts")
         self.changed = asyncio.Event()
+        self._clock = clock
         name = node or f"{program.job_id}-{program.attempt}"
         self.known_hosts_file = known_hosts / known_hosts_name(name)
         self._gate = StartBarrier(len(addresses), logs / "started")
@@ -257,6 +261,22 @@ class SliceSession:
         TimeoutError if the host cannot be reached for a while.
         """
         return await self._runners[host].run(command, output, timeout, stdin)
+
+    async def copy_outputs(
+        self, paths: Sequence[str], folder: OutputFolder, seconds: float
+    ) -> dict[int, HostCopy]:
+        """Copy the outputs of every host that runs the program, in about `seconds` at most."""
+        deadline = self._clock() + seconds
+        await folder.begin()
+        at_once = asyncio.Semaphore(MAX_COPYING_HOSTS)
+
+        async def copy_host(runner: HostRunner) -> HostCopy:
+            async with at_once:
+                return await runner.copy_outputs(paths, folder, deadline)
+
+        runners = [runner for runner in self._runners if runner.assignment.rank is not None]
+        copies = await asyncio.gather(*map(copy_host, runners))
+        return {runner.assignment.index: copy for runner, copy in zip(runners, copies, strict=True)}
 
     async def close(self) -> None:
         """Close the connections. The program continues."""

@@ -45,6 +45,8 @@ class _File(BaseModel):
     """An additional source of the health of hosts: `infra_health` is Google's own metric."""
     log_megabytes: float = Field(default=2000.0, gt=0)
     """The size of each job's logs on this machine: their beginnings and newest ends."""
+    output_megabytes: float = Field(default=10_000.0, gt=0)
+    """The size of the files that each job's `outputs` may have on this machine."""
     idle_minutes: float = Field(default=30.0, gt=0)
     """Minutes without a job, a slice or a call after which the server exits."""
     network: Any = None
@@ -84,6 +86,8 @@ class Config:
     """The settings of slices for all jobs, which a job file may replace."""
     log_bytes: int
     """The most bytes of a job's logs, of all hosts and attempts together."""
+    output_bytes: int
+    """The most bytes of a job's outputs, of all hosts together."""
 
     def log_limit(self, hosts: int) -> int:
         """Return the most bytes of one host's log in one attempt.
@@ -116,6 +120,8 @@ _FAST_TIMEOUTS = Timeouts(
     settle=1.0,
     shutdown=2.0,
     rest=0.5,
+    outputs=60.0,
+    outputs_interval=5.0,
     retry=0.5,
 )
 _FAST_REQUESTS_PER_MINUTE = 6000.0
@@ -170,6 +176,7 @@ def read(home: Path) -> Config:
         health_source=file.witness,
         slice_settings=_slice_settings(path, file),
         log_bytes=round(file.log_megabytes * 1e6),
+        output_bytes=round(file.output_megabytes * 1e6),
     )
 
 

@@ -16,7 +16,7 @@ class Folders:
         self.home = home
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         home.chmod(0o700)
-        for name in ("ssh", "known_hosts", "code", "logs", "secrets"):
+        for name in ("ssh", "known_hosts", "code", "logs", "outputs", "secrets"):
             (home / name).mkdir(mode=0o700, exist_ok=True)
 
     @property
@@ -75,6 +75,24 @@ class Folders:
     def remove_logs(self, job_id: str) -> None:
         """Delete all logs of a job."""
         shutil.rmtree(self.logs(job_id), ignore_errors=True)
+
+    @property
+    def all_outputs(self) -> Path:
+        """The files that were copied from hosts, one folder for each job."""
+        return self.home / "outputs"
+
+    def outputs(self, job_id: str) -> Path:
+        """Return the folder of a job's outputs, which has a folder for each host."""
+        return self.all_outputs / job_id
+
+    def outputs_record(self, job_id: str) -> Path:
+        """Return the file with what is known of the newest copy of a job's outputs."""
+        return self.all_outputs / f"{job_id}.json"
+
+    def remove_outputs(self, job_id: str) -> None:
+        """Delete the outputs of a job."""
+        shutil.rmtree(self.outputs(job_id), ignore_errors=True)
+        self.outputs_record(job_id).unlink(missing_ok=True)
 
     def save_secrets(self, job_id: str, values: Mapping[str, str]) -> None:
         """Save a job's secrets for its later attempts, in a file that only the owner can read."""

@@ -19,6 +19,7 @@ BUCKETS = "emulator/buckets"
 _KINDS = {
     "jobs": ("jobs.db*", "owners.json"),
     "logs": ("logs", "server.log*"),
+    "outputs": ("outputs",),
     "archives": ("code",),
     "buckets": (BUCKETS,),
     "emulator": ("emulator",),

@@ -217,9 +217,9 @@ ONE_KEY: dict[str, str] = {
     "disk; write projects/P/zones/ZONE/disks/NAME",
     "frobnicate: 1": "frobnicate: unknown key; the keys are name, accelerator, zones, capacity, "
     "reservation, workdir, include, setup, environment, secrets, docker, python, mounts, run, "
-    "hosts, checkpoint, retry, burnin, parking, project, network, subnetwork, external_ip, tags, "
-    "service_account, labels, ssh, data_disks, allow_cross_region, stop_grace, keep, progress, "
-    "stuck_after",
+    "hosts, checkpoint, outputs, retry, burnin, parking, project, network, subnetwork, "
+    "external_ip, tags, service_account, labels, ssh, data_disks, allow_cross_region, stop_grace, "
+    "keep, progress, stuck_after",
     "<<: {a: b}": "<< is not supported; write the keys out",
     "? [a]\n: b": "a key must be text",
     "run: again": "run: is a duplicate; the key is first set in line 2",

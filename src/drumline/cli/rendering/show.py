@@ -10,6 +10,7 @@ from drumline.cli.rendering.text import (
     DASH,
     format_dollars,
     format_duration,
+    format_size,
     format_time,
     plural,
     sanitize,
@@ -30,6 +31,7 @@ from drumline.cli.rendering.views import (
 LABEL_WIDTH = 9
 MAX_ATTEMPTS = 12
 MAX_TAIL_LINES = 10
+MAX_OUTPUT_PROBLEMS = 5
 # A shorter pause between two attempts is the normal duration of a new request.
 MIN_PAUSE_SECONDS = 60.0
 MIN_AHEAD_SECONDS = 0.05
@@ -48,6 +50,7 @@ def show_lines(job: Job, now: float, colour: bool = False) -> list[str]:
         ("hosts", _host_lines(job)),
         ("attempts", _attempt_lines(job, now)),
         ("lately", _event_lines(job, now)),
+        ("outputs", output_lines(job, now)),
         ("cost", _cost_lines(job)),
         ("slice", slice_lines(job, now)),
         ("held", _held_back_lines(job)),
@@ -240,6 +243,26 @@ def _event_lines(job: Job, now: float) -> list[str]:
         f"{event['kind']}: {sanitize(event['text'])}"
         for event in list(job.get("events") or [])[-3:]
     ]
+
+
+def output_lines(job: Job, now: float) -> list[str]:
+    """Return where the outputs are, how many, from when, and what could not be copied."""
+    outputs = job.get("outputs")
+    if not outputs:
+        return []
+    if not outputs["copied_at"]:
+        return [f"{sanitize(', '.join(outputs['paths']))}: not copied yet"]
+    count = plural(outputs["files"], "file") if outputs["files"] else "no files"
+    size = f", {format_size(outputs['bytes'])}," if outputs["files"] else ""
+    lines = [
+        f"{count}{size} in {sanitize(outputs['folder'])}, copied at "
+        f"{format_time(outputs['copied_at'], now, seconds=True)}"
+    ]
+    problems = [sanitize(problem) for problem in outputs["problems"]]
+    lines += problems[:MAX_OUTPUT_PROBLEMS]
+    if len(problems) > MAX_OUTPUT_PROBLEMS:
+        lines.append(f"… and {len(problems) - MAX_OUTPUT_PROBLEMS} more: show --json")
+    return lines
 
 
 def _cost_lines(job: Job) -> list[str]:

@@ -166,6 +166,12 @@ def format_short(number: float) -> str:
     return f"{number:.3g}"
 
 
+def format_size(size: int) -> str:
+    """Format as `412 B`, `1.25 kB` or `3.4 MB`."""
+    text = format_short(size)
+    return f"{text} B" if text[-1].isdecimal() else f"{text[:-1]} {text[-1]}B"
+
+
 def format_time(at: float, now: float, seconds: bool = False) -> str:
     """Format as the local time of day, with the date if it is not today."""
     local = time.localtime(at)

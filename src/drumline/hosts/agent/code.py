@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from .files import CACHE, below_root, remove
+from .files import CACHE, below_root, open_file, remove
 from .wire import (
     LARGE_FILE_KEY,
     Code,
@@ -33,6 +33,9 @@ FOLDER = os.path.join(CACHE, "code")
 MAX_BYTES = 5 * 10**9
 """The size of all received files from which the oldest ones are removed."""
 MAX_AGE_SECONDS = 7 * 86400.0
+UNPACKED = ".files.json"
+"""The end of the name of the file, beside a working copy, with the files of the code."""
+MAX_UNPACKED_BYTES = 1 << 26
 IN_USE_SECONDS = 600.0
 """The time after its last use in which a file is only removed if the disk is full."""
 
@@ -85,6 +88,7 @@ def unpack_code(archive: str, large_files: list[str], work: str) -> tuple[str, .
         if damaged:
             return damaged
         os.makedirs(draft, exist_ok=True)
+        write_unpacked_files(draft, final)
         with contextlib.suppress(OSError):
             os.rename(draft, final)
     finally:
@@ -92,6 +96,32 @@ def unpack_code(archive: str, large_files: list[str], work: str) -> tuple[str, .
     if not os.path.isdir(final):
         raise FileNotFoundError(f"{final} could not be created")
     return ()
+
+
+def write_unpacked_files(draft: str, final: str) -> None:
+    """Record the size and time of the files of the code, so that changed ones are known later."""
+    import json
+
+    files = {}
+    for folder, _, names in os.walk(draft):
+        for name in names:
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            files[os.path.relpath(path, draft)] = [status.st_size, status.st_mtime_ns]
+    with explain_full_disk(), open(final + UNPACKED, "w") as file:
+        json.dump(files, file)
+
+
+def unpacked_files(work: str) -> dict[str, list[int]]:
+    """Return the size and time with which the files of a working copy were unpacked."""
+    import json
+
+    try:
+        with open_file(work + UNPACKED) as file:
+            files = json.loads(file.read(MAX_UNPACKED_BYTES).decode())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return files if isinstance(files, dict) else {}
 
 
 def extract(name: str, folder: str) -> tuple[str, ...]:

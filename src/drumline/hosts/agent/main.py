@@ -6,7 +6,20 @@ import os
 from importlib import import_module
 
 from .files import below_root
-from .wire import EXEC, FREE_PORT, PREPARE, RECEIVE, START, STATUS, STEP, STOP, UNPACK, WATCH
+from .wire import (
+    EXEC,
+    FREE_PORT,
+    LIST_OUTPUTS,
+    PREPARE,
+    RECEIVE,
+    SEND_OUTPUTS,
+    START,
+    STATUS,
+    STEP,
+    STOP,
+    UNPACK,
+    WATCH,
+)
 
 ATTEMPT_VERBS = {
     PREPARE: "attempt:prepare",
@@ -16,6 +29,8 @@ ATTEMPT_VERBS = {
     WATCH: "status:watch",
     STOP: "attempt:stop",
     EXEC: "execute:execute",
+    LIST_OUTPUTS: "outputs:list_outputs",
+    SEND_OUTPUTS: "outputs:send_outputs",
 }
 """Verbs whose first argument is the folder of an attempt, as `module:function`."""
 HOST_VERBS = {

@@ -40,6 +40,8 @@ EXEC = "exec"  # Command, then the input of the command → its output and exit 
 RECEIVE = "receive"  # name, size; the file → ReceiveResult
 UNPACK = "unpack"  # Code → CodeResult
 FREE_PORT = "free-port"  # → FreePort
+LIST_OUTPUTS = "list-outputs"  # OutputPaths → OutputList
+SEND_OUTPUTS = "send-outputs"  # OutputRequest → OutputChunk …
 
 
 @dataclass_transform(kw_only_default=True)
@@ -221,6 +223,45 @@ class ReceiveResult(Message):
     """The confirmation that a file was stored."""
 
     received: bool
+
+
+class OutputPaths(Message):
+    """The `outputs` of the job file."""
+
+    paths: list[str]
+
+
+class OutputList(Message):
+    """The outputs of an attempt on one host."""
+
+    files: tuple[tuple[str, int, int], ...]
+    """The name in the working copy, the size and the time of change in nanoseconds."""
+    problems: tuple[tuple[str, str], ...] = ()
+    """The first files that cannot be copied, each with the reason."""
+    left_out: int = 0
+    """The number of files that cannot be copied."""
+    full: bool = False
+    """True if there are more files than are listed."""
+
+
+class OutputRequest(Message):
+    """The outputs to send."""
+
+    files: list[tuple[str, int]]
+    """The name of each file, and the number of bytes to send."""
+
+
+class OutputChunk(Message):
+    """A piece of a file, in the order of the request. An empty file has one empty piece."""
+
+    index: int = 0
+    """The position of the file in the request."""
+    data: str = ""
+    """Bytes in base64."""
+    error: str = ""
+    """The reason why this file cannot be sent."""
+    done: bool = False
+    """True in the last message."""
 
 
 # The files of the code --------------------------------------------------------------------------

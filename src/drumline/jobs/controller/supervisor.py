@@ -18,9 +18,10 @@ from drumline.jobs.billing import Prices
 from drumline.jobs.config import Config
 from drumline.jobs.controller.heartbeats import Heartbeats
 from drumline.jobs.controller.host_history import HealthMonitor, HealthSource, HostHistory
+from drumline.jobs.controller.outputs import JobOutputs
 from drumline.jobs.controller.polling import ZonePolls
 from drumline.jobs.controller.program import add_event_details, repack_old_archives
-from drumline.jobs.controller.sessions import AttemptRunner, Sessions
+from drumline.jobs.controller.sessions import AttemptRunner, Sessions, attempt_key
 from drumline.jobs.controller.slices import (
     DatabaseIds,
     OrphanedSlices,
@@ -116,6 +117,9 @@ class Supervisor:
             self.records, self.sessions, self.polls, self.tasks, self.folders, config,
             on_reports=self._update_metrics, wake=self.wake,
         )  # fmt: skip
+        self.outputs = JobOutputs(
+            self.records, self.sessions, self.tasks, self.folders, config, clock=clock, wall=wall
+        )
         self._wake = asyncio.Event()
         self._prune_at = clock() + FIRST_PRUNE
         self.releases = Releases(
@@ -233,6 +237,7 @@ class Supervisor:
             stopped=self.sessions.stopped(job),
             unreachable=self.sessions.unreachable(job),
             steps=self.heartbeats.steps(job.id, job.attempt.number) if job.attempt else None,
+            outputs=self.outputs.newest_copy(job) if job.outputs else None,
             mass_failure=self.host_history.mass_failure_message() if failed else "",
         )
 
@@ -322,6 +327,7 @@ class Supervisor:
         self._last_inputs.pop(job_id, None)
         self.tasks.forget(job_id)
         self.heartbeats.forget(job_id)
+        self.outputs.forget(job_id)
 
     def change(
         self,
@@ -460,6 +466,10 @@ class Supervisor:
                 self._attempt_runner.run(job, placement)
             case EffectKind.STOP:
                 self._attempt_runner.stop(job, placement)
+            case EffectKind.COPY_OUTPUTS:
+                if self.sessions.get(attempt_key(job)) is None:
+                    self._attempt_runner.run(job, placement)
+                self.outputs.start_copy(job)
             case EffectKind.NO_CAPACITY:
                 candidate = _candidate(placement)
                 self._availability.record_shortage(candidate, effect.reason, effect.words)

@@ -38,6 +38,7 @@ from drumline.jobs.core.outcomes import (
     with_backoff,
     with_reason,
 )
+from drumline.jobs.core.outputs import copy_outputs
 from drumline.jobs.core.refusals import RefusalAction, action_for, leaves_candidate
 from drumline.jobs.core.state import (
     Attempt,
@@ -75,6 +76,7 @@ from drumline.observed import (
 def decide(job: Job, observations: Observations, now: float, timeouts: Timeouts) -> Decision:
     """Return the next state of a job, its effects and events; the same job if nothing changes."""
     decision = _decide(job, observations, now, timeouts)
+    decision = copy_outputs(job, decision, observations, now, timeouts)
     return release_when_unneeded(decision, observations)
 
 
@@ -323,6 +325,8 @@ def _try_next_candidate(job: Job, placement: Placement, reason: str, words: str 
 def _decide_on_slices(
     job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision:
+    if job.attempt is not None and job.attempt.succeeded:
+        return _finish_succeeded(job, placement, job.attempt, now)
     lost_reason = observations.placement.lost_reason if observations.placement else None
     if lost_reason is not None:
         if job.wish in {DesiredState.CANCEL, DesiredState.DELETE}:
@@ -622,6 +626,7 @@ def adapt_times(job: Job, now: float) -> Job:
             failed_at=None if attempt.failed_at is None else now,
             stuck_at=None if attempt.stuck_at is None else now,
             unconfirmed_at=None if attempt.unconfirmed_at is None else now,
+            outputs_since=None if attempt.outputs_since is None else now,
         )
     times = (job.not_before, job.kept_until)
     in_past = all(time is None or time <= now for time in times)

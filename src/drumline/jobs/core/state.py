@@ -145,6 +145,10 @@ class Attempt:
     stopping: bool = False
     unconfirmed_at: float | None = None
     """When a host that answers, or any host after a user's command, did not confirm the stop."""
+    outputs_since: float | None = None
+    """The time when the attempt was over and its end began to wait for a copy of the outputs."""
+    succeeded: bool = False
+    """True if the program has succeeded, and the job ends as soon as its outputs are copied."""
 
 
 class CauseKind(StrEnum):
@@ -248,6 +252,8 @@ class Job:
     since the last resume has reported."""
     attempt: Attempt | None = None
     placement: Placement | None = None
+    outputs: bool = False
+    """True if the job file names outputs, which are copied to the home of the server."""
     parking: int = 0
     """The maximum number of placements with a bad host to hold back. The cloud cannot grant a
     placement again while it is held back."""
@@ -317,6 +323,16 @@ class ZoneStatus:
 
 
 @dataclass(frozen=True)
+class OutputsCopy:
+    """The newest copy of the outputs of the current attempt that this server has ended."""
+
+    began_at: float
+    ended_at: float
+    summary: str
+    """The number and size of the files, and what could not be copied, for an event."""
+
+
+@dataclass(frozen=True)
 class Observations:
     """Everything observed about one job."""
 
@@ -336,6 +352,8 @@ class Observations:
     """The hosts that did not confirm the last stop."""
     steps: Steps | None = None
     """The steps that the current attempt has reported."""
+    outputs: OutputsCopy | None = None
+    """The newest copy of the outputs of the current attempt; None before the first."""
     mass_failure: str = ""
     """A message if so many hosts failed at once that they are not the cause; otherwise empty."""
     address_error: AddressError | None = None
@@ -373,6 +391,11 @@ class Timeouts:
     rest: float = 2.0
     """Wait before the first restart after a failure, doubled each time up to a minute, so that a
     program does not use up its allowance during an outage of a service that it needs."""
+    outputs: float = 600.0
+    """Time for one copy of the outputs, for which the slice of an ended attempt is kept."""
+    outputs_interval: float = 60.0
+    """Wait between two copies of the outputs while the program runs. A slice that is preempted
+    without notice loses the changes since the last copy."""
     retry: float = 10.0
     """Wait before a refused request is repeated, doubled each time up to `RETRY_LIMIT`."""
 
@@ -386,6 +409,8 @@ class EffectKind(StrEnum):
     STOP = "stop"
     RELEASE = "release"
     POLL = "poll"
+    COPY_OUTPUTS = "outputs"
+    """Copy the outputs from the hosts to the home of the server."""
     NO_CAPACITY = "short"
     """Mark the zone of the placement as out of capacity."""
 

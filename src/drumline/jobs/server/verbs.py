@@ -62,6 +62,7 @@ class JobTerms:
     keep_failed: float
     stuck_after: float | None
     parking: int = 0
+    outputs: bool = False
 
     @classmethod
     def of(cls, spec: "JobSpec", choices: tuple[Candidate, ...]) -> "JobTerms":
@@ -76,6 +77,7 @@ class JobTerms:
             KEEP_FAILED_SECONDS if spec.keep is None else spec.keep,
             None if spec.stuck_after == "never" else spec.stuck_after,
             spec.parking,
+            bool(spec.outputs),
         )
 
     def apply_to(self, job: Job) -> Job:
@@ -90,6 +92,7 @@ class JobTerms:
             keep_failed=self.keep_failed,
             stuck_after=self.stuck_after,
             parking=self.parking,
+            outputs=self.outputs,
         )
 
 
@@ -101,6 +104,8 @@ def cancel(record: Record, prices: Prices, releasing: Sequence[SliceRow] = ()) -
     job = record.job
     if job.status.ended:
         return VerbResult(f"{job.id} is already {job.status}")
+    if job.attempt is not None and job.attempt.succeeded:
+        return VerbResult(f"{job.id} has succeeded; it ends when its outputs are copied")
     if job.wish is DesiredState.DELETE:
         return VerbResult(f"{job.id} is already being deleted; its slice is not kept")
     decision = Decision(

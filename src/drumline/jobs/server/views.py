@@ -12,6 +12,7 @@ from drumline.jobs.billing import (
     cost_of_lost_steps,
     cost_of_slices,
 )
+from drumline.jobs.controller.outputs import problems
 from drumline.jobs.core.state import Candidate, Job, Status
 from drumline.jobs.core.steps import Steps, count_repeated_steps
 from drumline.jobs.slice_settings import SliceSettings
@@ -177,6 +178,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "cause": asdict(job.cause) if job.cause else None,
         "attempts": attempts,
         "events": store.events(job.id),
+        "outputs": _outputs(supervisor, record),
         "slice": {
             "name": placement.name,
             "zone": placement.zone,
@@ -194,6 +196,29 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "cost": cost_of_slices(slices, record.spec, time.time(), prices.per_hour),
         "cost_lost": cost_of_lost_steps(attempts, steps, slices, record.spec, prices.per_hour),
         **_would_cost(attempts, steps, slices, record.spec, prices),
+    }
+
+
+def _outputs(supervisor: "Supervisor", record: Record) -> dict[str, Any] | None:
+    """Return the outputs of a job on this machine; None if it names none and has none."""
+    job_id = record.job.id
+    copied = supervisor.outputs.record(job_id)
+    if copied is None and not record.spec.outputs:
+        return None
+    return {
+        "paths": list(record.spec.outputs),
+        "folder": str(supervisor.folders.outputs(job_id)),
+        "files": copied.files if copied else 0,
+        "bytes": copied.bytes if copied else 0,
+        "copied_at": copied.copied_at if copied else None,
+        "attempt": copied.attempt if copied else None,
+        "hosts": [
+            {"index": index, **host.model_dump(mode="json")}
+            for index, host in sorted(copied.hosts.items())
+        ]
+        if copied
+        else [],
+        "problems": problems(copied) if copied else [],
     }
 
 
@@ -255,4 +280,6 @@ def plan_lines(
     commands = spec.run.strip().splitlines()
     more = f" … ({len(commands)} lines)" if len(commands) > 1 else ""
     lines.append(f"would run: {commands[0]}{more}")
+    if spec.outputs:
+        lines.append(f"would copy {', '.join(spec.outputs)} to this machine")
     return lines

@@ -425,6 +425,29 @@ def _include_entry(raw: object) -> str:
     return name if set("*?[") & set(name) else name.rstrip("/")
 
 
+def outputs(raw: object) -> tuple[str, ...]:
+    """Return the files to copy from the hosts: paths in the folder of the program, or patterns."""
+    if raw is None or raw in ([], ()):
+        return ()
+    return unique(check_all(enumerate(as_list(raw)), _output))
+
+
+def _output(raw: object) -> str:
+    name = line_of_text(raw)
+    if name.startswith(("/", "~")) or "://" in name or ".." in name.split("/"):
+        raise InvalidValue(
+            f"{quoted(name)} is not in the folder of the program; write a path relative to it,"
+            " like results/ or *.png"
+        )
+    normalized = posixpath.normpath(name)
+    if normalized == ".":
+        raise InvalidValue(
+            f"{quoted(name)} is the folder of the program itself; name the files or folders that it"
+            " writes"
+        )
+    return normalized + ("/" if name.endswith("/") else "")
+
+
 def requirements(raw: object) -> str | tuple[str, ...]:
     """Return a file in workdir, or a list of packages to install."""
     if isinstance(raw, list | tuple):

@@ -340,6 +340,14 @@ class JobSpec(BaseModel):
         "relative folder is relative to the job file.",
         examples=["gs://lab-data-us-central2/checkpoints"],
     )
+    outputs: Annotated[tuple[str, ...], BeforeValidator(checks.outputs)] = Field(
+        default=(),
+        description="Files that the program writes, to be copied to the machine of the server: "
+        "files, folders and patterns in the folder of the program. `*` matches part of a name, "
+        "and `**` any number of folders. They are copied while the program runs, and when the job "
+        "ends, is stopped or fails (see [Outputs](#outputs)).",
+        examples=[["results/", "*.png"]],
+    )
     retry: Annotated[Retry, BeforeValidator(_retry)] = Field(
         default=Retry(),
         description="The number of failures of each kind that the job survives: a number from "

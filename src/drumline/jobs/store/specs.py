@@ -86,6 +86,8 @@ class StoredSpec:
     capacity: Capacity = "spot"
     checkpoint: str | None = None
     """The folder of the checkpoints. Each job of this file has a subfolder."""
+    outputs: tuple[str, ...] = ()
+    """Paths in the folder of the program that are copied to the home of the server."""
     progress: str | None = None
     burnin: Literal["off", "short", "long"] = "off"
     checkpoint_owner: str | None = None
