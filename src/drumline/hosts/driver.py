@@ -515,7 +515,7 @@ class HostRunner:
                 async with asyncio.timeout(timing.connect_timeout + timing.reconnect_most):
                     agent = await self._wait_for_agent()
             except TimeoutError:
-                result.error = result.error or "the host cannot be reached"
+                result.error = "the host cannot be reached"
                 break
             try:
                 async with asyncio.timeout(max(0.0, deadline - self._resources.clock())):
