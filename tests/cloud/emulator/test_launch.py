@@ -2,19 +2,23 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 from typer.testing import CliRunner
 
 from drumline.cli.emulator import _home, app
 from drumline.cloud.emulator import launch
+from tests.cloud.conftest import eventually
 
 if TYPE_CHECKING:
     from tests.cloud.conftest import Emulator, Start
@@ -180,6 +184,33 @@ def test_the_emulator_restores_its_endpoint_file(tmp_path: Path, spoilt: str | N
             time.sleep(0.05)
     finally:
         launch.stop(home)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["deleted", "moved"])
+def test_an_emulator_without_its_home_exits_and_leaves_the_next_one_alone(
+    tmp_path: Path, moved: bool
+) -> None:
+    home = tmp_path / "emulator"
+    launch.ensure_running(home)
+    first = launch.find(home)
+    if moved:
+        home.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(home)
+    url = launch.ensure_running(home)
+    try:
+        assert first
+        eventually(lambda: not answers(first.url), "the first one to exit")
+        assert launch.endpoint(home) == url
+    finally:
+        launch.stop(home)
+        launch.stop(tmp_path / "elsewhere")
+
+
+def answers(url: str) -> bool:
+    """Return True if something listens on the port of a URL."""
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", urlsplit(url).port or 0)) == 0
 
 
 def test_an_empty_drumline_home_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The emulator's process: `python -m drumline.cloud.emulator --home DIR [--port P]`.
 
 A lock allows one emulator per home. When it is ready, it writes `endpoint.json` with a new token.
-It removes the file when it exits.
+It removes the file when it exits. If its home is deleted, it exits and leaves a new home alone.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main() -> int:
             return USER_ERROR
         # Remove the endpoint file of an emulator that was killed.
         (home / ENDPOINT).unlink(missing_ok=True)
-        asyncio.run(_serve(home, config, arguments.port, arguments.idle))
+        asyncio.run(_serve(home, lock, config, arguments.port, arguments.idle))
     return 0
 
 
@@ -103,7 +103,7 @@ def _allow_many_hosts() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
-async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> None:
+async def _serve(home: Path, lock: IO[str], config: EmulatorConfig, port: int, idle: float) -> None:
     settings = HostSettings(home, config.boot_seconds)
     service = Service(config, settings)
     service.hosts.remove_leftovers()
@@ -149,7 +149,8 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
         }
     )
     _write_endpoint(home, endpoint)
-    endpoint_task = asyncio.create_task(_keep_endpoint_file(home, endpoint))
+    endpoint_task = asyncio.create_task(_keep_endpoint_file(home, lock, endpoint))
+    endpoint_task.add_done_callback(lambda _: stop())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     advance_task = asyncio.create_task(service.run())
@@ -161,8 +162,9 @@ async def _serve(home: Path, config: EmulatorConfig, port: int, idle: float) -> 
         for task in (advance_task, idle_task, endpoint_task):
             task.cancel()
         await service.hosts.close()
-        service.machines.remove_all()
-        (home / ENDPOINT).unlink(missing_ok=True)
+        if _owns_home(home, lock):
+            service.machines.remove_all()
+            (home / ENDPOINT).unlink(missing_ok=True)
 
 
 def _is_busy(service: Service, config: EmulatorConfig) -> bool:
@@ -179,17 +181,30 @@ def _write_endpoint(home: Path, endpoint: str) -> None:
     write_atomically(home / ENDPOINT, endpoint, mode=0o600)
 
 
-async def _keep_endpoint_file(home: Path, endpoint: str) -> None:
-    """Restore the endpoint file if it was removed or changed. Callers find the emulator by it."""
-    while True:
-        await asyncio.sleep(ENDPOINT_CHECK_SECONDS)
+def _owns_home(home: Path, lock: IO[str]) -> bool:
+    """Return False if the home was deleted. Another emulator may run in a new one by now."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), os.stat(home / "lock"))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+async def _keep_endpoint_file(home: Path, lock: IO[str], endpoint: str) -> None:
+    """Restore the endpoint file if it was removed or changed, until the home is deleted.
+
+    Callers find the emulator by this file.
+    """
+    while _owns_home(home, lock):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             try:
                 content = (home / ENDPOINT).read_text()
             except FileNotFoundError:
                 content = ""
-            if content != endpoint and home.is_dir():
+            if content != endpoint and _owns_home(home, lock):
                 _write_endpoint(home, endpoint)
+        await asyncio.sleep(ENDPOINT_CHECK_SECONDS)
 
 
 if __name__ == "__main__":
