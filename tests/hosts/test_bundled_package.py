@@ -130,13 +130,13 @@ def test_the_program_imports_the_bundled_package(tmp_path: Path, kind: Any) -> N
         (step,) = python_steps(python, "1")
         script = step.script.replace("-m venv", "-m venv --without-pip")
         assert bash(script, work, (), **path).returncode == 0
-    seen = bash(f'{SEEN}; echo "$PYTHONPATH"', work, run_wrap(python, "1"), **path)
+    seen = bash(f'{SEEN}; echo "$PYTHONPATH"', work, run_wrap(python), **path)
     version, file, search = seen.stdout.split()
     assert version == drumline.__version__
     assert Path(file) == work / PACKAGE_FOLDER / "drumline" / "__init__.py"
     assert search == f"{work / PACKAGE_FOLDER}:{tmp_path / 'users'}"
     if kind != "docker":
-        own = setup_step(python, "1", SEEN)
+        own = setup_step(python, SEEN)
         assert bash(own.script, work, (), **path).stdout == f"{version} {file}\n"
 
 

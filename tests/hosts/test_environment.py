@@ -33,6 +33,7 @@ def bash(
         env={
             "HOME": str(home),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "DRUMLINE_ENVIRONMENT": str(home / "environment"),
             **environment,
         },
         capture_output=True,
@@ -57,7 +58,7 @@ EVERY = [
 @pytest.mark.parametrize("python", EVERY, ids=lambda python: python.kind)
 def test_every_script_is_bash(python: PythonEnvironment) -> None:
     scripts = [step.script for step in python_steps(python, "000001")]
-    wrap = run_wrap(python, "000001", {"~/my data": "gs://lab"})
+    wrap = run_wrap(python, {"~/my data": "gs://lab"})
     scripts += [wrap[2]] if wrap else []
     for script in scripts:
         done = subprocess.run([BASH, "-n"], input=script, capture_output=True, text=True)
@@ -69,14 +70,14 @@ def test_values_are_quoted_in_every_script() -> None:
     assert """'jax[tpu]==0.10.2' 'it'"'"'s; touch ran'""" in step.script
     (step,) = python_steps(EVERY[4], "000001")
     assert "-r 'my requirements.txt'" in step.script
-    assert "'ghcr.io/lab/train:1; touch ran' \"$@\"" in run_wrap(EVERY[6], "000001")[2]
+    assert "'ghcr.io/lab/train:1; touch ran' \"$@\"" in run_wrap(EVERY[6])[2]
 
 
 def test_the_hosts_own_python_needs_no_installation() -> None:
     python = PythonEnvironment("system")
     assert python_steps(python, "1") == ()
-    assert run_wrap(python, "1") == ()
-    assert activation(python, "1") == ""
+    assert run_wrap(python) == ()
+    assert activation(python) == ""
 
 
 def test_the_run_uses_the_venv_of_the_set_up(tmp_path: Path) -> None:
@@ -91,10 +92,10 @@ def test_the_run_uses_the_venv_of_the_set_up(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert bash(step.script, tmp_path).returncode == 0
     seen = "python -c 'import sys; print(sys.prefix)'; exit 7"
-    ran = bash(seen, tmp_path, run_wrap(python, "000001"))
+    ran = bash(seen, tmp_path, run_wrap(python))
     assert ran.returncode == 7
-    assert ran.stdout.startswith(str(tmp_path / ".drumline" / "environments" / "venv-"))
-    own = setup_step(python, "000001", "python -c 'import sys; print(sys.prefix)'")
+    assert ran.stdout == f"{tmp_path / 'environment'}\n"
+    own = setup_step(python, "python -c 'import sys; print(sys.prefix)'")
     assert bash(own.script, tmp_path).stdout == ran.stdout
 
 
@@ -108,20 +109,20 @@ def test_requirements_are_never_installed_into_the_emulators_python(tmp_path: Pa
 
 
 def test_a_container_gets_the_names_of_variables_without_values() -> None:
-    wrap = run_wrap(PythonEnvironment("docker", image="lab/train"), "1", {"/data": "gs://lab"})
+    wrap = run_wrap(PythonEnvironment("docker", image="lab/train"), {"/data": "gs://lab"})
     words = " ".join(wrap)
     assert "--env-file" in words
     assert "--privileged --net=host" in words
     assert "-v /data:/data" in words
     assert " -e " not in words
     with pytest.raises(UserError, match="docker needs an image"):
-        run_wrap(PythonEnvironment("docker"), "1")
+        run_wrap(PythonEnvironment("docker"))
 
 
 def test_a_container_has_shared_memory_for_data_loaders() -> None:
-    wrap = run_wrap(PythonEnvironment("docker", image="lab/train"), "1")
+    wrap = run_wrap(PythonEnvironment("docker", image="lab/train"))
     assert "--shm-size=16g --ulimit memlock=-1:-1" in wrap[2]
-    wrap = run_wrap(PythonEnvironment("docker", image="lab/train", shm_size="64g"), "1")
+    wrap = run_wrap(PythonEnvironment("docker", image="lab/train", shm_size="64g"))
     assert "--shm-size=64g" in wrap[2]
 
 

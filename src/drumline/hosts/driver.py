@@ -295,6 +295,7 @@ class HostRunner:
                 script=step.script,
                 retries=self._resources.timing.setup_retries,
                 pause=self._resources.timing.setup_pause,
+                recipe=None if step.recipe is None else vars(step.recipe),
             )
             step_result = await agent.ask(wire.StepResult, wire.STEP, self._folder, message=message)
             if step_result.exit_code != 0 and not self._gate.stopped:

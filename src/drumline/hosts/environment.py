@@ -4,14 +4,14 @@ bash runs the scripts (-eo pipefail) in the working copy, on a TPU VM or an emul
 values in them are quoted. $HOME is expanded on the host.
 """
 
-import hashlib
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from drumline.errors import UserError
+from drumline.hosts.agent.wire import PythonRecipe
 from drumline.hosts.bundled_package import Use, training_requirements
 from drumline.hosts.packing.listing import PACKAGE_FOLDER
 from drumline.hosts.values import Step
@@ -37,45 +37,57 @@ class PythonEnvironment:
     """The container image; for docker only."""
     drumline: Use = "none"
     """The part of Drumline that is bundled with the code."""
-    # Not in the text of the value, which names the folders of environments on hosts in use.
-    login: str | None = field(default=None, repr=False)
+    login: str | None = None
     """The login to the registry of the image: `service-account`, or the name of a secret."""
-    shm_size: str = field(default=DEFAULT_SHM_SIZE, repr=False)
+    shm_size: str = DEFAULT_SHM_SIZE
     """The size of /dev/shm in the container."""
 
 
-def python_steps(python: PythonEnvironment, job_id: str) -> tuple[Step, ...]:
-    """Return the steps that create the environment on a fresh host."""
+ENVIRONMENT = '"$DRUMLINE_ENVIRONMENT"'
+"""The folder of the environment, which the agent chooses (agent/environment_cache.py)."""
+
+
+def python_steps(python: PythonEnvironment, job: str, own: bool = False) -> tuple[Step, ...]:
+    """Return the steps that make the environment on a host, or use one that it has.
+
+    `job` identifies the job. `own` says that it changes the environment.
+    """
     if python.kind == "docker":
         if not python.image:
             raise UserError("environment: docker needs an image")
         return (Step("docker", _pull_script(python.image, python.login)),)
-    folder = _environment_folder(python, job_id)
-    install = _install_command(python, folder)
+    install = _install_command(python)
     if python.kind == "system":
         return (Step("requirements", _SYSTEM_CHECK + install),) if install else ()
+    recipe = PythonRecipe(
+        kind=python.kind,
+        version=python.version or "",
+        requirements=_packages(python),
+        requirements_file=python.requirements_file or "",
+        job=job,
+        own=own,
+    )
     version = shlex.quote(python.version) if python.version else ""
     if python.kind == "uv":
-        create = f"uv venv --allow-existing {f'--python {version} ' if version else ''}{folder}\n"
-        if not _pip_arguments(python):
-            install = _UV_PROJECT.format(folder=folder) + install
-        return (Step("uv", _GET_UV + create + install),)
+        interpreter = f"--python {version} " if version else ""
+        create = f"uv venv --allow-existing {interpreter}{ENVIRONMENT}\n"
+        if not (python.requirements_file or python.requirements):
+            install = _UV_PROJECT + install
+        return (Step("uv", _GET_UV + create + install, recipe),)
     if python.kind == "venv":
         interpreter = f"python{version}" if version else "python3"
-        create = f"test -x {folder}/bin/python || {interpreter} -m venv {folder}\n"
-        return (Step("venv", create + install),)
+        create = f"test -x {ENVIRONMENT}/bin/python || {interpreter} -m venv {ENVIRONMENT}\n"
+        return (Step("venv", create + install, recipe),)
     version = version or "3.11"
     create = (
-        f"test -x {folder}/bin/python || "
-        f'"$HOME"/.drumline/conda/bin/conda create --yes --quiet --prefix {folder} '
+        f"test -x {ENVIRONMENT}/bin/python || "
+        f'"$HOME"/.drumline/conda/bin/conda create --yes --quiet --prefix {ENVIRONMENT} '
         f"python={version}\n"
     )
-    return (Step("conda", _GET_CONDA + create + install),)
+    return (Step("conda", _GET_CONDA + create + install, recipe),)
 
 
-def run_wrap(
-    python: PythonEnvironment, job_id: str, mounts: Mapping[str, str] | None = None
-) -> tuple[str, ...]:
+def run_wrap(python: PythonEnvironment, mounts: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the arguments before `bash` that run the program in the environment."""
     if python.kind == "docker":
         if not python.image:
@@ -90,22 +102,22 @@ def run_wrap(
             f'{folders} {shlex.quote(python.image)} {_container_prefix(python)}"$@"'
         )
         return ("bash", "-c", script, "drumline-docker")
-    lines = activation(python, job_id)
+    lines = activation(python)
     if not lines:
         return ()
     return ("bash", "-c", f'{lines}exec "$@"', f"drumline-{python.kind}")
 
 
-def activation(python: PythonEnvironment, job_id: str) -> str:
+def activation(python: PythonEnvironment) -> str:
     """Return shell lines that activate the environment, for the user's set-up."""
     if python.kind == "docker":
         return ""
     python_path = _PYTHON_PATH if python.drumline != "none" else ""
     if python.kind == "system":
         return python_path
-    folder = _environment_folder(python, job_id)
     name = "CONDA_PREFIX" if python.kind == "conda" else "VIRTUAL_ENV"
-    return f'export {name}={folder} PATH={folder}/bin:"$PATH"\nunset PYTHONHOME\n{python_path}'
+    exports = f'export {name}={ENVIRONMENT} PATH={ENVIRONMENT}/bin:"$PATH"\n'
+    return f"{exports}unset PYTHONHOME\n{python_path}"
 
 
 _PYTHON_PATH = f'export PYTHONPATH="$PWD/{PACKAGE_FOLDER}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
@@ -119,36 +131,39 @@ def _container_prefix(python: PythonEnvironment) -> str:
     return f"""bash -c {shlex.quote(_PYTHON_PATH + 'exec "$@"')} drumline """
 
 
-def setup_step(python: PythonEnvironment, job_id: str, script: str) -> Step:
+def setup_step(python: PythonEnvironment, script: str) -> Step:
     """Return the user's set-up step, which runs in the environment (with docker, on the host)."""
     # Activated on the first line, so that the user's line numbers stay correct.
-    return Step("setup", activation(python, job_id).replace("\n", "; ") + script)
+    return Step("setup", activation(python).replace("\n", "; ") + script)
 
 
-def _environment_folder(python: PythonEnvironment, job_id: str) -> str:
-    """Return the folder of the environment, quoted for bash: one per job and settings."""
-    digest = hashlib.sha256(repr((job_id, python)).encode()).hexdigest()[:12]
-    return f'"$HOME"/.drumline/environments/{python.kind}-{digest}'
+def changes_environment(setup: str | None, run: str) -> bool:
+    """Return True if a job probably installs packages into its environment by itself."""
+    return setup is not None or _PACKAGE_TOOL.search(run) is not None
 
 
-def _pip_arguments(python: PythonEnvironment) -> list[str]:
-    """Return the user's requirements as arguments for pip."""
-    file = ["-r", python.requirements_file] if python.requirements_file else []
-    return [*file, *(python.requirements or ())]
+_PACKAGE_TOOL = re.compile(r"\b(pip3?|uv|conda|mamba|poetry|pdm)\b")
 
 
-def _install_command(python: PythonEnvironment, folder: str) -> str:
-    arguments = _pip_arguments(python)
+def _packages(python: PythonEnvironment) -> list[str]:
+    """Return the requirements that are not in a file."""
+    packages = [*(python.requirements or ())]
     if python.drumline == "training" and python.kind != "system":
-        arguments += training_requirements()
+        packages += training_requirements()
+    return packages
+
+
+def _install_command(python: PythonEnvironment) -> str:
+    file = ["-r", python.requirements_file] if python.requirements_file else []
+    arguments = [*file, *_packages(python)]
     if not arguments:
         return ""
     quoted = shlex.join(arguments)
     if python.kind == "uv":
-        return f"uv pip install --python {folder}/bin/python {quoted}\n"
+        return f"uv pip install --python {ENVIRONMENT}/bin/python {quoted}\n"
     if python.kind == "system":
         return f"python3 -m pip install --quiet $user_flags {quoted}\n"
-    return f"{folder}/bin/python -m pip install --quiet {quoted}\n"
+    return f"{ENVIRONMENT}/bin/python -m pip install --quiet {quoted}\n"
 
 
 _SYSTEM_CHECK = """\
@@ -172,9 +187,9 @@ fi
 
 _UV_PROJECT = """\
 if [ -f uv.lock ]; then
-  UV_PROJECT_ENVIRONMENT={folder} uv sync --locked
+  UV_PROJECT_ENVIRONMENT="$DRUMLINE_ENVIRONMENT" uv sync --locked
 elif [ -f pyproject.toml ]; then
-  UV_PROJECT_ENVIRONMENT={folder} uv sync
+  UV_PROJECT_ENVIRONMENT="$DRUMLINE_ENVIRONMENT" uv sync
 fi
 """
 

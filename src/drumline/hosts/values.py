@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from drumline.hosts.agent.wire import HostProgram, Prepare, large_file_name
+from drumline.hosts.agent.wire import HostProgram, Prepare, PythonRecipe, large_file_name
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Step:
 
     name: str
     script: str
+    recipe: PythonRecipe | None = None
+    """The Python environment that the step makes, if any."""
 
 
 @dataclass(frozen=True)

@@ -322,7 +322,7 @@ def test_a_container_gets_secrets_by_name_and_is_ended_by_name(machine: Machine)
     )
     (tools / "docker").chmod(0o755)
     machine.environment["PATH"] = f"{tools}:{machine.environment['PATH']}"
-    wrap = run_wrap(PythonEnvironment("docker", image="lab/train"), "000012")
+    wrap = run_wrap(PythonEnvironment("docker", image="lab/train"))
     machine.put(
         'echo "$TOKEN"; echo "$DRUMLINE_HOSTS $PLAIN"; sleep 60',
         wrap=wrap,
@@ -346,7 +346,7 @@ def test_the_container_of_an_earlier_attempt_is_ended_before_the_next(machine: M
     )
     (tools / "docker").chmod(0o755)
     machine.environment["PATH"] = f"{tools}:{machine.environment['PATH']}"
-    machine.put("true", wrap=run_wrap(PythonEnvironment("docker", image="lab/train"), "000012"))
+    machine.put("true", wrap=run_wrap(PythonEnvironment("docker", image="lab/train")))
     machine.put("true", attempt=2)
     calls = [line.split()[0] for line in calls_file.read_text().splitlines()]
     assert calls[:2] == ["ps", "exec"]

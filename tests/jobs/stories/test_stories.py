@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from drumline.cloud.emulator import launch
+from tests.hosts.wheels import wheel
 from tests.jobs.installation import Installation, temporary_installation
 
 
@@ -75,6 +76,23 @@ def test_preempted_while_waiting_in_set_up_and_while_running(installation: Insta
     assert shown["failures"] == 0
     counted_without_gap(installation, job, 60)
     installation.cloud_is_empty()
+
+
+def test_a_second_job_uses_the_environment_of_the_first_one(shared: Installation) -> None:
+    python = {"kind": "venv", "requirements": ["--no-index", "--find-links=wheels", "drumline_try"]}
+    run = "python -c 'import drumline_try, sys; print(drumline_try.VALUE, sys.prefix)'"
+    file = shared.write_job(run, python=python)
+    wheel(file.parent / "wheels", "drumline_try", "VALUE = 7\n")
+    logs = []
+    for _ in range(2):
+        job = str(shared.client.create(file)["id"])
+        assert shared.end(job)["status"] == "SUCCEEDED"
+        logs.append(b"".join(shared.client.logs(job, host="all")).decode().splitlines())
+    made = [line for log in logs for line in log if "environment: made " in line]
+    assert len(made) == 1, "one of the hosts of the first job has installed it"
+    for host in (0, 1):
+        assert any(line.startswith(f"[host {host}] environment: reused ") for line in logs[1])
+    assert len({line.split()[-1] for log in logs for line in log if "] 7 " in line}) == 1
 
 
 @pytest.mark.parametrize("seed", range(3))

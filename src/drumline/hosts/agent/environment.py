@@ -71,6 +71,9 @@ def program_environment(folder: str, program: HostProgram) -> dict[str, str]:
     started = read_json(folder, "started.json") or {}
     environment["DRUMLINE_COORDINATOR"] = started.get("coordinator", "")
     environment["DRUMLINE_HEARTBEAT"] = os.path.join(folder, "heartbeat.json")
+    cached = read_json(folder, "environment.json")
+    if cached:
+        environment["DRUMLINE_ENVIRONMENT"] = cached["path"]
     environment["DRUMLINE_ENV_FILE"] = os.path.join(folder, "names.env")
     if program.checkpoint:
         environment["DRUMLINE_CHECKPOINT"] = local_checkpoint(program.checkpoint)

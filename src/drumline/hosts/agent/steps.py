@@ -10,6 +10,7 @@ import signal
 import time
 
 from .environment import program_environment, read_program, working_copy, write_script
+from .environment_cache import CachedEnvironment, environment_of
 from .files import ROOT, acquire_lock, open_file, read_json, remove, write_json
 from .log import GrowthRecorder, append_to_log, last_lines, log_size
 from .machine import boot_id
@@ -24,7 +25,7 @@ from .processes import (
     run_detached,
 )
 from .transient import find_transient_error
-from .wire import KeepAlive, SetUpStep, StepResult, receive_message, send
+from .wire import KeepAlive, PythonRecipe, SetUpStep, StepResult, receive_message, send
 
 # Makes a script write the exit code, line and text of the command that failed. If the script ends
 # with `exit`, no command has failed; the line is then found by the text of the command. The traps
@@ -39,11 +40,14 @@ RECORD_FAILURE = (
 def run_step(folder: str) -> None:
     """Run a set-up step unless it ran on this host since its boot, and wait for its end.
 
-    The step is independent of the connection: a repeated call waits for the same step.
+    Every attempt looks for its environment again, and the user's set-up runs in each new one. The
+    step is independent of the connection: a repeated call waits for the same step.
     """
     step = receive_message(SetUpStep)
     program = read_program(folder)
     inputs = [step.name, step.script, program.work, program.environment]
+    if step.name == "setup" and environment_of(folder):
+        inputs.append(environment_of(folder))
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     result_file = os.path.join(ROOT, "steps", key + ".json")
     started, sent_at = False, 0.0
@@ -59,7 +63,7 @@ def run_step(folder: str) -> None:
         if (
             result
             and result["boot"] == boot_id()
-            and (result["exit_code"] == 0 or result["for"] == folder)
+            and (result["for"] == folder or (result["exit_code"] == 0 and step.recipe is None))
         ):
             send(StepResult(**dict(result, ran=started)))
         elif os.path.exists(os.path.join(folder, "stop.json")):
@@ -80,6 +84,16 @@ def run_step(folder: str) -> None:
 def run_and_record(folder: str, step: SetUpStep, result_file: str) -> None:
     """Run a set-up step and record its result. Repeat it after an error that passes by itself."""
     append_to_log(folder, f"--- set-up: {step.name}")
+    environment = None
+    if step.recipe is not None:
+        environment = CachedEnvironment(folder, PythonRecipe(**step.recipe))
+        if not environment.lock():
+            record_result(folder, result_file, -15, "stopped", [])
+            return
+        if environment.reuse():
+            record_result(folder, result_file, 0, "", [])
+            return
+        environment.begin()
     for attempt in range(step.retries + 1):
         started_at = time.monotonic()
         code, lines, location = run_script(folder, step)
@@ -92,12 +106,19 @@ def run_and_record(folder: str, step: SetUpStep, result_file: str) -> None:
         append_to_log(folder, f"--- set-up: {step.name} {outcome} ({seconds:.1f} s)")
         if not again or stopped_during_pause(folder, step.pause):
             break
+    if environment is not None:
+        environment.finish(code == 0)
     error = "" if code == 0 else f"{location}  {describe_exit(code)}"
     if error and lines:
         error += f": {lines[-1]}"
     error = error.replace(folder + os.sep, "")[:500]
+    record_result(folder, result_file, code, error, lines)
+
+
+def record_result(folder: str, file: str, code: int, error: str, lines: list[str]) -> None:
+    """Record the result of a set-up step for this boot."""
     record = {"exit_code": code, "error": error, "tail": lines, "for": folder, "boot": boot_id()}
-    write_json(dict(record, at=time.time()), result_file)
+    write_json(dict(record, at=time.time()), file)
 
 
 def run_script(folder: str, step: SetUpStep) -> tuple[int, list[str], str]:

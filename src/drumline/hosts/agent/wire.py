@@ -123,6 +123,22 @@ class SetUpStep(Message):
     """The number of times to repeat the step after an error that passes by itself."""
     pause: float = 15.0
     """Seconds before each repetition."""
+    recipe: Json | None = None
+    """The fields of a `PythonRecipe`, if the step makes a Python environment."""
+
+
+class PythonRecipe(Message):
+    """A Python environment to make, or to use again."""
+
+    kind: str
+    version: str = ""
+    requirements: list[str] = []  # noqa: RUF012
+    requirements_file: str = ""
+    """A requirements file in the code."""
+    job: str
+    """The job and its database."""
+    own: bool = False
+    """True if the job changes the environment, so that it shares it with no other job."""
 
 
 class StepResult(Message):

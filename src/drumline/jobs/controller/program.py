@@ -11,6 +11,7 @@ from drumline.hosts.bundled_package import Use
 from drumline.hosts.environment import (
     DEFAULT_SHM_SIZE,
     PythonEnvironment,
+    changes_environment,
     mount_steps,
     python_steps,
     run_wrap,
@@ -46,8 +47,9 @@ def build_program(record: Record, attempt: int, placement: Placement, folders: F
             f"secrets and is not sent; drumline cancel {job_id}, then drumline resume {job_id} "
             "packs it again"
         )
-    environment = python_steps(python, job_id)
-    setup = (setup_step(python, job_id, spec.setup),) if spec.setup else ()
+    own = changes_environment(spec.setup, spec.run)
+    environment = python_steps(python, f"{record.job.owner}-{job_id}", own)
+    setup = (setup_step(python, spec.setup),) if spec.setup else ()
     # A set-up may log in to the registry of the image. All others run in the environment.
     ordered = (*setup, *environment) if python.kind == "docker" else (*environment, *setup)
     steps: tuple[Step, ...] = (*mount_steps(spec.mounts), *ordered)
@@ -68,7 +70,7 @@ def build_program(record: Record, attempt: int, placement: Placement, folders: F
         checkpoint=spec.checkpoints_of(job_id),
         owner=record.job.owner,
         fence=current.fence if current and current.number == attempt else 0,
-        wrap=run_wrap(python, job_id, spec.mounts),
+        wrap=run_wrap(python, spec.mounts),
         interpreter=Path(spec.interpreter) if spec.interpreter else None,
     )
 
