@@ -241,7 +241,10 @@ def cp(
         str, typer.Option("--host", metavar="N|all", help="A host index, or all.")
     ] = "0",
 ) -> None:
-    """Copy files to or from a host: drumline cp 12:out.txt ."""
+    """Copy files to or from a host: drumline cp 12:out.txt .
+
+    Without a slice, from the outputs of the job.
+    """
     import subprocess
 
     from drumline.jobs.client import Refused
@@ -259,7 +262,19 @@ def cp(
         raise Refused(f"--host {host}: expected a host index, or all")
     if remote_source is None and not os.path.lexists(source):
         raise Refused(f"{source} does not exist; nothing was copied")
-    logins = _hosts(remote[1], None if host == "all" else int(host))
+    index = None if host == "all" else int(host)
+    if remote_source is not None:
+        _check_target(target)
+    client = connect()
+    try:
+        hosts = client.hosts(remote[1])
+    except Refused:
+        job = client.show(remote[1])
+        if remote_source is None or job.get("slice"):
+            raise
+        _copy_kept(job, remote[2], target, index)
+        return
+    logins = _choose(hosts, index)
     commands = []
     for login in logins:
         path = _remote_path(remote[2], str(login["folder"]))
@@ -335,9 +350,14 @@ def _local_path(path: str) -> str:
 
 def _hosts(job_id: str, index: int | None) -> "list[Mapping[str, Any]]":
     """Return the login of one host, or of all hosts."""
+    return _choose(connect().hosts(job_id), index)
+
+
+def _choose(hosts: "Sequence[Mapping[str, Any]]", index: int | None) -> "list[Mapping[str, Any]]":
+    """Return the login of one host, or of all hosts."""
     from drumline.jobs.client import Refused
 
-    logins = {int(login["index"]): login for login in connect().hosts(job_id)}
+    logins = {int(login["index"]): login for login in hosts}
     if index is None:
         return list(logins.values())
     if index not in logins:
@@ -369,3 +389,121 @@ def _range(indices: list[int]) -> str:
     if len(indices) > 1 and indices == list(range(indices[0], indices[-1] + 1)):
         return f"{indices[0]} to {indices[-1]}"
     return ", ".join(map(str, indices)) or "none yet"
+
+
+# --- cp without a slice ------------------------------------------------------------------------
+
+
+def _copy_kept(job: "Mapping[str, Any]", path: str, target: str, host: int | None) -> None:
+    """Copy outputs of one host, or of all hosts into a folder each. Raise Refused."""
+    from drumline.cli.rendering.text import plural
+    from drumline.jobs.client import Refused
+
+    outputs = job.get("outputs") or {}
+    state = f"{job['id']} is {job['status']} and holds no slice"
+    if not outputs.get("files"):
+        if outputs.get("paths"):
+            raise Refused(f"{state}; no file of its outputs was copied: {_outputs_text(outputs)}")
+        raise Refused(
+            f"{state}, so the files of its hosts are gone; outputs: [{path}] in the job file keeps"
+            " them"
+        )
+    folder = Path(outputs["folder"])
+    hosts = [
+        int(entry.name.removeprefix("host-"))
+        for entry in folder.glob("host-*")
+        if entry.name.removeprefix("host-").isdecimal()
+    ]
+    chosen = sorted(hosts) if host is None else [host]
+    copies: list[tuple[int, Path, str]] = []
+    for index in chosen:
+        destination = target if len(chosen) == 1 else str(Path(target) / f"host-{index}")
+        copies += [
+            (index, source, destination) for source in _find_kept(folder / f"host-{index}", path)
+        ]
+    if not copies:
+        which = "any host" if host is None else f"host {host}"
+        raise Refused(
+            f"{state}, and {sanitize(path)} of {which} was never copied;"
+            f" {_outputs_text(outputs)} kept {plural(outputs['files'], 'file')} in {folder}"
+        )
+    if len(chosen) > 1:
+        for _, _, destination in copies:
+            os.makedirs(destination, exist_ok=True)
+    for index, source, destination in copies:
+        count = _copy_files(source, destination, source.parent == folder)
+        typer.echo(sanitize(_copied_text(job, outputs, index, source, count)))
+
+
+def _check_target(target: str) -> None:
+    """Create a folder that ends with `/`. Raise Refused if the folder of a target is missing."""
+    from drumline.jobs.client import Refused
+
+    if target.endswith("/"):
+        try:
+            os.makedirs(target, exist_ok=True)
+        except OSError as error:
+            raise Refused(
+                f"the folder {target} cannot be created: {(error.strerror or '').lower()};"
+                " nothing was copied"
+            ) from None
+        return
+    parent = os.path.dirname(target) or "."
+    if not os.path.isdir(parent):
+        raise Refused(
+            f"the folder {parent} does not exist; nothing was copied; a target that ends with /"
+            " is created"
+        )
+
+
+def _outputs_text(outputs: "Mapping[str, Any]") -> str:
+    return f"outputs: [{sanitize(', '.join(outputs['paths']))}]"
+
+
+def _find_kept(folder: Path, path: str) -> "Sequence[Path]":
+    """Return the kept files that a path or a pattern names, relative to the program's folder."""
+    import glob
+    import posixpath
+
+    name = posixpath.normpath(path)
+    if name.startswith(("/", "~", "../")) or name == "..":
+        return []
+    if os.path.lexists(folder / name):
+        return [folder / name]
+    return [folder / match for match in sorted(glob.glob(name, root_dir=folder))]
+
+
+def _copy_files(source: Path, target: str, everything: bool) -> int:
+    """Copy a file or a folder like `cp -r`, or all in a folder. Return the number of files."""
+    import shutil
+
+    from drumline.jobs.client import Refused
+
+    destination = Path(target)
+    if destination.is_dir() and not everything:
+        destination /= source.name
+    try:
+        if not source.is_dir():
+            shutil.copy2(source, destination)
+            return 1
+        shutil.copytree(source, destination, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Refused(f"{destination} cannot be written: {reason.lower()}") from None
+    return sum(len(names) for _, _, names in os.walk(source))
+
+
+def _copied_text(
+    job: "Mapping[str, Any]", outputs: "Mapping[str, Any]", index: int, source: Path, count: int
+) -> str:
+    """Return what was copied, and from when it is."""
+    from drumline.cli.rendering.text import format_time, plural
+
+    host = next((entry for entry in outputs["hosts"] if entry["index"] == index), None)
+    copied_at = host["copied_at"] if host else None
+    since = f" at {format_time(copied_at, time.time(), seconds=True)}" if copied_at else ""
+    error = f"; the last copy is not complete: {host['error']}" if host and host["error"] else ""
+    name = source.relative_to(Path(outputs["folder"]) / f"host-{index}").as_posix()
+    what = plural(count, "file") if name == "." else f"{name} ({plural(count, 'file')})"
+    text = f"copied {what} from the outputs of {job['id']}"
+    return f"{text}, which came from host {index}{since}{error}"

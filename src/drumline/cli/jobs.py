@@ -365,11 +365,17 @@ def clean(
     home: Annotated[
         bool, typer.Option("--home", help="Delete all jobs, settings and files of Drumline.")
     ] = False,
+    outputs: Annotated[
+        bool, typer.Option("--outputs", help="Delete the outputs of the jobs too.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete jobs and remove their logs and records. Asks for confirmation."""
+    """Delete jobs and remove their logs and records. Asks for confirmation.
+
+    Their outputs stay, except with --outputs.
+    """
     if home:
         from drumline.cli.uninstall import clean_home
         from drumline.jobs.client import Refused
@@ -379,7 +385,14 @@ def clean(
         clean_home(yes, as_json, dry_run)
         return
     client = connect()
-    task = _Task("clean", lambda job: client.clean(job)[0], not yes, as_json, dry_run)
+    task = _Task(
+        "clean",
+        lambda job: client.clean(job, outputs=outputs)[0],
+        not yes,
+        as_json,
+        dry_run,
+        with_outputs=outputs,
+    )
     _run(client, task, _select(client, "clean", job_ids, every))
 
 
@@ -396,6 +409,8 @@ class _Task:
     """Returns the changes that the verb would make to a job file, one per line."""
     confirms_stop: bool = False
     """True if the user is asked before a program is stopped."""
+    with_outputs: bool = False
+    """True if `clean` deletes the outputs too."""
 
 
 def _select(client: "Client", verb: str, ids: list[str] | None, every: bool) -> list[str]:
@@ -434,14 +449,19 @@ def _run(client: "Client", task: _Task, ids: list[str]) -> None:
     if task.dry_run or task.confirms or task.confirms_stop or len(ids) > 1:
         jobs = [client.show(job_id) for job_id in ids]
         if task.dry_run:
-            plan = {str(job["id"]): [describe_plan(task.verb, job)] for job in jobs}
+            plan = {
+                str(job["id"]): [describe_plan(task.verb, job, task.with_outputs)] for job in jobs
+            }
             for job_id in ids if task.changes else ():
                 plan[job_id] += _change_lines(task.changes(job_id) if task.changes else [])
             lines = [line for job_lines in plan.values() for line in job_lines]
             echo_json(plan) if task.as_json else echo_lines(lines)
             return
         if task.confirms or (task.confirms_stop and any(map(stops_program, jobs))):
-            effects = [f"{describe_state(job)}\n{describe_effect(task.verb, job)}" for job in jobs]
+            effects = [
+                f"{describe_state(job)}\n{describe_effect(task.verb, job, task.with_outputs)}"
+                for job in jobs
+            ]
             if len(effects) > MAX_JOBS_SHOWN:
                 effects[MAX_JOBS_SHOWN:] = [
                     f"… and {plural(len(effects) - MAX_JOBS_SHOWN, 'job')} more."

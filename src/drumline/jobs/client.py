@@ -254,11 +254,15 @@ class Client:
         """Stop the programs and release the slices. Return `{job, text}` for each job."""
         return [self._server.call("POST", f"/jobs/{job}/delete") for job in self.ids(jobs)]
 
-    def clean(self, jobs: JobId | Iterable[JobId]) -> list[Json]:
-        """Delete the jobs with their logs and records. Return `{job, text}` for each job."""
+    def clean(self, jobs: JobId | Iterable[JobId], outputs: bool = False) -> list[Json]:
+        """Delete the jobs with their logs and records. Return `{job, text}` for each job.
+
+        Their outputs stay, except with `outputs`.
+        """
         # The server responds when all of it is gone, after the shutdown of the program.
         return [
-            self._server.call("POST", f"/jobs/{job}/clean", timeout=None) for job in self.ids(jobs)
+            self._server.call("POST", f"/jobs/{job}/clean", {"outputs": outputs}, timeout=None)
+            for job in self.ids(jobs)
         ]
 
     def exec(

@@ -64,6 +64,9 @@ def test_after_a_success_the_outputs_of_every_host_are_there(shared: Installatio
     shared.cloud_is_empty()
     shared.client.delete(job)
     assert files(shared, job)["done"] == "done\n"
+    [answer] = shared.client.clean(job)
+    assert f"; its outputs stay in {outputs['folder']}" in answer["text"]
+    assert files(shared, job)["done"] == "done\n"
 
 
 def test_after_a_failure_and_after_a_resume_the_outputs_are_there(shared: Installation) -> None:
@@ -77,6 +80,8 @@ def test_after_a_failure_and_after_a_resume_the_outputs_are_there(shared: Instal
     shared.reaches(job, "SUCCEEDED")
     kept = files(shared, job, host=1)
     assert set(kept) == {"attempt-1", "attempt-2", "step", "done"}, "of both attempts"
+    shared.client.clean(job, outputs=True)
+    assert not list((shared.home / "outputs").glob(f"{job}*"))
 
 
 def test_a_preemption_without_notice_loses_the_changes_since_the_last_copy(

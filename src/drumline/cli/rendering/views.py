@@ -234,17 +234,21 @@ def describe_state(job: Job) -> str:
     return text
 
 
-def describe_effect(verb: str, job: Job) -> str:
+def describe_effect(verb: str, job: Job, with_outputs: bool = False) -> str:
     """Return the effect of a verb on a job as a sentence."""
     effects = [] if job["status"] in ENDED else ["stops it"]
     if job.get("chips_held"):
         effects.append(f"releases {_chips(job)}")
     if verb == "clean":
         effects.append("removes its logs and its record")
+        outputs = job.get("outputs") or {}
+        if outputs.get("files"):
+            kept = f"{plural(outputs['files'], 'output file')} in {sanitize(outputs['folder'])}"
+            effects.append(f"deletes {kept}" if with_outputs else f"keeps {kept}")
     return f"this {_join(effects)}." if effects else "it has ended and holds no slice."
 
 
-def describe_plan(verb: str, job: Job) -> str:
+def describe_plan(verb: str, job: Job, with_outputs: bool = False) -> str:
     """Return the dry run of a verb as one line."""
     name, ended = _name(job), job["status"] in ENDED
     holds_slice = bool(job.get("chips_held"))
@@ -272,6 +276,10 @@ def describe_plan(verb: str, job: Job) -> str:
         effects.append(f"release {_chips(job)}")
     if verb == "clean":
         effects.append(f"remove the logs and the record of {name}")
+        outputs = job.get("outputs") or {}
+        if outputs.get("files") and with_outputs:
+            kept = plural(outputs["files"], "output file")
+            effects.append(f"delete {kept} in {sanitize(outputs['folder'])}")
     return f"would {_join(effects)}" if effects else f"would change nothing: {state} holds no slice"
 
 

@@ -313,7 +313,7 @@ class JobService:
             self.supervisor.record(job_id)
         except UnreadableJobError as error:
             if verb in {"delete", "clean"}:
-                return self._release_unreadable(error.job, verb)
+                return self._release_unreadable(error.job, verb, body.get("outputs") is True)
         self.record(job_id)
         releasing = self._releasing(job_id)
         match verb:
@@ -325,7 +325,7 @@ class JobService:
             case "delete":
                 text = self._change(job_id, partial(verbs.delete, releasing=releasing))
             case "clean":
-                return await self._clean(job_id)
+                return await self._clean(job_id, body.get("outputs") is True)
             case _:
                 raise RequestError(f"{verb!r} is not an action on jobs", 404)
         return self._answer(self.record(job_id), text)
@@ -334,21 +334,27 @@ class JobService:
         """Return the slices of a job that are being deleted."""
         return [row for row in self.store.releasing() if row.job == job_id]
 
-    def _release_unreadable(self, aside: UnreadableJob, verb: str) -> dict[str, Any]:
+    def _release_unreadable(self, aside: UnreadableJob, verb: str, outputs: bool) -> dict[str, Any]:
         """Release the slices of a job whose row cannot be read. `clean` also removes the job."""
         count = self.store.release_all(aside.id, time.time())
         self.supervisor.wake()
         text = f"{count} slice{'' if count == 1 else 's'} of {aside.id} will be released"
         if verb == "clean":
-            self._remove(aside.id)
-            text = f"{aside.id} and its logs are removed; {text}"
+            text = f"{self._remove(aside.id, outputs)}; {text}"
         return {"job": views.unreadable(aside), "text": text}
 
-    def _remove(self, job_id: str) -> None:
+    def _remove(self, job_id: str, outputs: bool) -> str:
+        """Remove a job. Its outputs stay unless the user asked to delete them."""
         self.supervisor.forget(job_id)
         self.store.remove(job_id)
         self.folders.forget_secrets(job_id)
         self.folders.remove_logs(job_id)
+        folder, text = self.folders.outputs(job_id), f"{job_id} and its logs are removed"
+        if folder.exists() and not outputs:
+            self.folders.outputs_record(job_id).unlink(missing_ok=True)
+            return f"{text}; its outputs stay in {folder}"
+        self.folders.remove_outputs(job_id)
+        return text
 
     def _answer(self, record: Record, text: str) -> dict[str, Any]:
         return {"job": views.summary(self.supervisor, record), "text": text}
@@ -447,7 +453,7 @@ class JobService:
                     409,
                 )
 
-    async def _clean(self, job_id: str) -> dict[str, Any]:
+    async def _clean(self, job_id: str, outputs: bool) -> dict[str, Any]:
         record = self.record(job_id)
         self._change(job_id, verbs.delete)
         deadline = time.monotonic() + record.job.grace + CLEAN_SECONDS
@@ -456,9 +462,8 @@ class JobService:
                 raise RequestError(f"{job_id} is still stopping; try again later", 409)
             await self._wait_for_round(1.0)
         record, releasing = self.record(job_id), self._releasing(job_id)
-        self._remove(job_id)
         rest = f"; {verbs.no_slice(releasing)}" if releasing else ""
-        return self._answer(record, f"{job_id} and its logs are removed{rest}")
+        return self._answer(record, f"{self._remove(job_id, outputs)}{rest}")
 
     # --- hosts ------------------------------------------------------------------------------
 
