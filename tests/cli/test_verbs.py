@@ -289,6 +289,35 @@ def test_an_ambiguous_name_changes_nothing(
     assert all(method == "GET" for method, _, _ in server.requests)
 
 
+@pytest.mark.parametrize(
+    ("active", "target"), [(1, "000005"), (2, None), (0, None)], ids=["one", "two", "none"]
+)
+def test_the_emulator_takes_a_name_for_the_only_job_that_has_not_ended(
+    server: Any,
+    a_job: Make,
+    drumline: Run,
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+    active: int,
+    target: str | None,
+) -> None:
+    ended = [a_job(f"00000{n}", name="sums", ended=1.0) for n in range(1, 5)]
+    server.holds(*ended, *(a_job(f"00000{5 + n}", name="sums") for n in range(active)))
+    message = "several jobs are named sums; give one of their ids instead"
+    server.answers["GET /ids"] = (404, {"error": message})
+    preempted: list[str] = []
+
+    def control(verb: str, *, target: str, **_: Any) -> dict[str, str]:
+        assert verb == "preempt"
+        preempted.append(target)
+        return {"preempted": target}
+
+    monkeypatch.setattr("drumline.cli.emulator._control", control)
+    assert drumline("emulator", "preempt", "sums") == (0 if target else 2)
+    assert preempted == ([target] if target else [])
+    assert target or capsys.readouterr().err == message + "\n"
+
+
 def test_an_error_of_one_job_does_not_stop_the_others(
     server: Any, a_job: Make, drumline: Run, capsys: Printed
 ) -> None:

@@ -262,13 +262,20 @@ def break_host(
 
 
 def _job_or_resource(target: str) -> str:
-    """Return the id of the job with this name. Other targets are resolved by the emulator."""
+    """Return the id of the job with this name. Other targets are resolved by the emulator.
+
+    If several jobs have the name, the only one that has not ended is meant.
+    """
     from drumline.cli.connect import connect
     from drumline.jobs.client import NoServer
 
     try:
         client = connect(autostart=False)
-        if any(job["name"] == target for job in client.list(all=True, name=target)):
+        jobs = [job for job in client.list(all=True, name=target) if job["name"] == target]
+        active = [str(job["id"]) for job in jobs if job["ended"] is None]
+        if len(active) == 1:
+            [target] = active
+        elif jobs:
             [target] = client.ids(target)
     except NoServer:
         pass  # an emulator without jobs, or on a host of another home
