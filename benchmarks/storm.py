@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,13 +234,17 @@ def main() -> int:
                 time.sleep(random_source.uniform(0.5, 3.0))
                 if time.monotonic() < faults_end:
                     storm.inject_fault(jobs)
-                elif time.monotonic() > faults_end + 10 * count:
+                elif time.monotonic() > faults_end + 60 + 10 * count:
                     break
             final_jobs = {str(job["id"]): job for job in retry(lambda: client.list(all=True))}
-            saved = home / "emulator" / "buckets" / "storm" / "counts"
-            violations = {
-                job: reason for job in jobs if (reason := violation(final_jobs[job], saved / job))
-            }
+            buckets = home / "emulator" / "buckets"
+            violations = {}
+            for job in jobs:
+                folder_name = str(retry(partial(client.show, job))["checkpoint"])
+                saved = buckets / folder_name.removeprefix("gs://")
+                reason = violation(final_jobs[job], saved)
+                if reason is not None:
+                    violations[job] = reason
             deadline = time.monotonic() + 60
             while resource_count(home) and time.monotonic() < deadline:
                 time.sleep(0.2)
