@@ -269,6 +269,173 @@ ANSWERS: tuple[tuple[str, int | None, str, Fault], ...] = (
     ("rest", 5, "Resource 'projects/p/locations/us-central2-b/nodes/n' was not found", NOT_FOUND),
     ("rest", 5, "Resource 'projects/p/locations/us-central2-b/queuedResources/q' was not found",
      NOT_FOUND),
+    # --- More texts of APIs, gcloud and google-auth
+    ("form", 8,
+     "Quota limit 'TPUV6EPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 "
+     "in zone us-east5-b.",
+     ZONE_QUOTA),
+    ("form", 8,
+     "QUOTA_EXCEEDED: Quota 'TPUS_PER_TPU_FAMILY' exceeded.  Limit: 32.0 in "
+     "region us-east5.\n\tmetric name = "
+     "compute.googleapis.com/tpus_per_tpu_family\n\tdimensions = region: "
+     "us-east5, tpu_family: CT6E",
+     REGION_QUOTA),
+    ("form", 3,
+     "Request contains an invalid argument.",
+     INVALID),
+    ("form", 13,
+     "An internal error occurred while processing your request. Retry the request "
+     "or contact support. [EID: 0x1]",
+     TRANSIENT),
+    ("form", 10,
+     "The operation was aborted.",
+     CONFLICT),
+    ("form", 7,
+     "The user does not have permission to act as service account "
+     "'1-compute@developer.gserviceaccount.com'.",
+     PROJECT_DENIED),
+    ("form", 9,
+     "Operation denied by org policy on resource "
+     "'projects/1/locations/europe-west4-a': "
+     "[\"constraints/gcp.resourceLocations\": \"The policy forbids "
+     "europe-west4-a\"].",
+     ZONE_DENIED),
+    ("form", 9,
+     "Operation denied by org policy: "
+     "[\"constraints/gcp.restrictNonCmekServices\": \"The project cannot use "
+     "tpu.googleapis.com without a CMEK\"].",
+     POLICY),
+    ("form", 3,
+     "Constraint constraints/compute.trustedImageProjects violated for project p. "
+     "Use of images from project cloud-tpu-v2-images is prohibited.",
+     POLICY),
+    ("form", 5,
+     "Resource 'projects/p/locations/us-east5-b/acceleratorTypes/v6e-256' was not "
+     "found",
+     ZONE_INVALID),
+    ("form", 3,
+     "Cloud TPU received a bad request. Runtime version v2-alpha-tpuv6e does not "
+     "support accelerator type v5litepod-8. [EID: 0x2]",
+     INVALID),
+    ("form", None,
+     "HTTPSConnectionPool(host='tpu.googleapis.com', port=443): Max retries "
+     "exceeded with url: /v2/projects/p (Caused by NewConnectionError('Failed to "
+     "establish a new connection: [Errno -3] Temporary failure in name "
+     "resolution'))",
+     TRANSIENT),
+    ("form", None,
+     "ERROR: (gcloud.compute.tpus.tpu-vm.create) You do not currently have an "
+     "active account selected.\nPlease run:\n\n  $ gcloud auth login",
+     LOGIN),
+    ("form", None,
+     "google.auth.exceptions.RefreshError: Reauthentication is needed. Please run "
+     "`gcloud auth application-default login` to reauthenticate.",
+     LOGIN),
+    ("form", None,
+     "google.auth.exceptions.TransportError: Failed to retrieve "
+     "http://metadata.google.internal/computeMetadata/v1/ from the Google Compute "
+     "Engine metadata service. Compute Engine Metadata server unavailable after 5 "
+     "attempts",
+     TRANSIENT),
+    ("form", None,
+     "google.auth.exceptions.DefaultCredentialsError: Your default credentials "
+     "were not found. To set up Application Default Credentials, see "
+     "https://cloud.google.com/docs/authentication/external/set-up-adc for more "
+     "information.",
+     LOGIN),
+    ("form", None,
+     "google.auth.exceptions.DefaultCredentialsError: File /home/me/key.json was "
+     "not found.",
+     LOGIN),
+    ("form", 7,
+     "Project '1' has been deleted.",
+     PROJECT_DENIED),
+    ("form", 3,
+     "The referenced network resource cannot be found: "
+     "projects/p/global/networks/default",
+     INVALID),
+    ("form", 8,
+     "IP_SPACE_EXHAUSTED_WITH_DETAILS: Instance 'w-0' creation failed: IP space "
+     "of 'projects/p/regions/us-east5/subnetworks/default-1' is exhausted. The "
+     "subnetwork does not have enough free IP addresses.",
+     REGION_QUOTA),
+    ("form", None,
+     "Instance creation failed: IP space of "
+     "'projects/p/regions/us-west4/subnetworks/tpu' is exhausted.",
+     REGION_QUOTA),
+    ("form", 9,
+     "Insufficient regional quota to satisfy request: resource \"CPUS\": request "
+     "requires '208.0' and is short '8.0'. project has a quota of '200.0' with "
+     "'200.0' available.",
+     REGION_QUOTA),
+    ("form", 7,
+     "Required 'compute.subnetworks.use' permission for "
+     "'projects/host/regions/us-east5/subnetworks/s'",
+     PROJECT_DENIED),
+    ("form", 3,
+     "maxRunDuration must be between 10 minutes and 7 days",
+     INVALID),
+    ("form", 1,
+     "The operation was cancelled.",
+     TRANSIENT),
+    ("form", 7,
+     "Permission denied on resource project x-123. [CONSUMER_INVALID]",
+     PROJECT_DENIED),
+    ("form", 7,
+     "Caller is missing IAM permission 'tpu.nodes.create' on project p.",
+     PROJECT_DENIED),
+    ("form", 7,
+     "Your client does not have permission to get URL "
+     "/v2/projects/p/locations/us-east5-a/nodes from this server.",
+     PROJECT_DENIED),
+    ("form", 9,
+     "Queued resource 'qr' failed: node creation failed: The zone "
+     "'projects/p/zones/us-east5-b' does not have enough resources available to "
+     "fulfill the request '(resource type:compute)'.",
+     STOCKOUT),
+    ("form", 8,
+     "Spot capacity is not available right now in us-east5-a. Please try again "
+     "later.",
+     STOCKOUT),
+    ("form", 9,
+     "There is insufficient spot capacity in this zone; the queued resource "
+     "remains in WAITING_FOR_RESOURCES.",
+     STOCKOUT),
+    ("form", 13,
+     "Failed to create TPU VM: HEALTH_CHECK_FAILED",
+     TRANSIENT),
+    ("form", 3,
+     "Invalid value for field 'resource.scheduling': Spot and reserved are "
+     "mutually exclusive.",
+     INVALID),
+    ("form", 9,
+     "Reservation 'r' in zone us-east5-a has no remaining capacity.",
+     STOCKOUT),
+    ("form", 9,
+     "Specified reservation [r] has 0 available resources, 16 requested.",
+     STOCKOUT),
+    ("form", 3,
+     "The specified reservation [r] does not have available resources for the "
+     "request.",
+     STOCKOUT),
+    ("form", 7,
+     "API key not valid. Please pass a valid API key.",
+     PROJECT_DENIED),
+    ("form", None,
+     "curl: (28) Operation timed out after 30001 milliseconds with 0 bytes "
+     "received",
+     TRANSIENT),
+    ("form", 16,
+     "Request is missing required authentication credential. Expected OAuth 2 "
+     "access token.",
+     LOGIN),
+    ("form", 8,
+     "Too many queued resources in project p, location us-east5-a. The maximum is "
+     "100.",
+     REGION_QUOTA),
+    ("form", 3,
+     "Accelerator type v6e-12 is not valid. Valid values are v6e-1, v6e-4, v6e-8.",
+     INVALID),
 )  # fmt: skip
 
 

@@ -126,6 +126,217 @@ LAST_WORDS = [
         'cli/base_command.py", line 173\npip._vendor.urllib3.exceptions.ReadTimeoutError: '
         "HTTPSConnectionPool(host='files.pythonhosted.org'): Read timed out.", TRANSIENT,
     ),
+    # More texts of XLA, Gloo, NCCL, pip, uv, apt, docker, git and gcloud.
+    (TRACEBACK + "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile "
+     "permanent error. Ran out of memory in memory space hbm. Used 17.35G of "
+     "15.48G hbm.",
+     PROGRAM),
+    (TRACEBACK + "XlaRuntimeError: INTERNAL: Mosaic failed to compile TPU kernel: Ran out of "
+     "memory in memory space vmem",
+     PROGRAM),
+    (TRACEBACK + "jax.errors.JaxRuntimeError: UNAVAILABLE: The following tasks are unhealthy "
+     "(stopped sending heartbeats):\n/job:jax_worker/replica:0/task:1\nThe tasks "
+     "may have been killed or preempted.",
+     OTHER_HOST),
+    ("F0331 coordination_service_agent.cc:77] Terminating process because the JAX "
+     "distributed service detected fatal errors. UNAVAILABLE: Task "
+     "/job:jax_worker/replica:0/task:3 heartbeat timeout. This indicates that the "
+     "remote task has failed",
+     OTHER_HOST),
+    (TRACEBACK + "RuntimeError: Gloo context initialization failed: "
+     "[external/gloo/gloo/transport/tcp/pair.cc:144] Connect timeout "
+     "[10.128.0.3]:36475",
+     OTHER_HOST),
+    (TRACEBACK + "jaxlib.xla_extension.XlaRuntimeError: UNKNOWN: Gloo all-reduce failed: "
+     "[external/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting "
+     "30000ms for recv operation to complete",
+     OTHER_HOST),
+    (TRACEBACK + "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] "
+     "Connection closed by peer [10.0.0.2]:3456",
+     OTHER_HOST),
+    (TRACEBACK + "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call "
+     "failed possibly due to a network error or a remote process exiting "
+     "prematurely.",
+     OTHER_HOST),
+    ("NCCL WARN socketProgress: Connection closed by remote peer w-1<4321>",
+     OTHER_HOST),
+    (TRACEBACK + "jaxlib.xla_extension.XlaRuntimeError: ABORTED: "
+     "/job:jax_worker/replica:0/task:0 unexpectedly tried to connect with a "
+     "different incarnation. It has likely restarted.",
+     OTHER_HOST),
+    (TRACEBACK + "jaxlib.xla_extension.XlaRuntimeError: UNAVAILABLE: failed to connect to all "
+     "addresses; last error: UNKNOWN: ipv4:10.0.0.2:8476: Failed to connect to "
+     "remote host: Connection refused",
+     OTHER_HOST),
+    (TRACEBACK + "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. "
+     "Id: PjRT_Client_Connect::0. # of tasks that reached the barrier: 3/4.",
+     OTHER_HOST),
+    (TRACEBACK + "OSError: [Errno 28] No space left on device: '/home/me/ckpt'",
+     PROGRAM),
+    ("ERROR: Could not install packages due to an OSError: [Errno 28] No space "
+     "left on device",
+     PROGRAM),
+    ("ERROR: Unexpected bus error encountered in worker. This might be caused by "
+     "insufficient shared memory (shm).",
+     PROGRAM),
+    ("ERROR: Could not find a version that satisfies the requirement "
+     "jax[tpu]==9.9 (from versions: 0.4.1)\nERROR: No matching distribution found "
+     "for jax[tpu]==9.9",
+     PROGRAM),
+    ("WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by "
+     "'NewConnectionError: Failed to establish a new connection: [Errno 101] "
+     "Network is unreachable': /simple/jax/\nERROR: Could not find a version that "
+     "satisfies the requirement jax (from versions: none)\nERROR: No matching "
+     "distribution found for jax",
+     TRANSIENT),
+    ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
+     PROGRAM),
+    ("error: externally-managed-environment\n\n× This environment is "
+     "externally managed",
+     PROGRAM),
+    ("error: Failed to fetch: `https://pypi.org/simple/jax/`\n  Caused by: "
+     "Request failed after 3 retries\n  Caused by: error sending request for url "
+     "(https://pypi.org/simple/jax/)\n  Caused by: operation timed out",
+     TRANSIENT),
+    ("error: Failed to fetch: `https://pypi.org/simple/jax/`\n  Caused by: "
+     "Request failed after 3 retries\n  Caused by: error sending request for url\n"
+     "  Caused by: client error (Connect)\n  Caused by: tcp connect error: "
+     "Connection refused (os error 111)",
+     TRANSIENT),
+    ("E: Could not open lock file /var/lib/dpkg/lock-frontend - open (13: "
+     "Permission denied)\nE: Unable to acquire the dpkg frontend lock "
+     "(/var/lib/dpkg/lock-frontend), are you root?",
+     PROGRAM),
+    ("E: Could not get lock /var/lib/apt/lists/lock. It is held by process 1234 "
+     "(apt-get)\nE: Unable to lock directory /var/lib/apt/lists/",
+     TRANSIENT),
+    ("E: Could not open lock file /var/lib/apt/lists/lock - open (13: Permission "
+     "denied)\nE: Unable to lock directory /var/lib/apt/lists/",
+     PROGRAM),
+    ("E: Unable to locate package libfoo-dev",
+     PROGRAM),
+    ("E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a' "
+     "to correct the problem.",
+     PROGRAM),
+    ("Err:1 http://archive.ubuntu.com/ubuntu jammy InRelease\n  Could not connect "
+     "to archive.ubuntu.com:80 (185.125.190.36), connection timed out\nE: Failed "
+     "to fetch http://archive.ubuntu.com/ubuntu/pool/x.deb",
+     TRANSIENT),
+    ("W: Failed to fetch http://archive.ubuntu.com/ubuntu/dists/jammy/InRelease  "
+     "Could not connect to archive.ubuntu.com:80 (91.189.91.83). - connect (111: "
+     "Connection refused)\nE: Package 'x' has no installation candidate",
+     TRANSIENT),
+    ("docker: Error response from daemon: manifest for gcr.io/p/x:y not found: "
+     "manifest unknown",
+     PROGRAM),
+    ("docker: Error response from daemon: pull access denied for foo, repository "
+     "does not exist or may require 'docker login': denied: requested access to "
+     "the resource is denied.",
+     PROGRAM),
+    ("permission denied while trying to connect to the Docker daemon socket at "
+     "unix:///var/run/docker.sock",
+     PROGRAM),
+    ("Error response from daemon: Get \"https://registry-1.docker.io/v2/\": dial "
+     "tcp 44.1.2.3:443: i/o timeout",
+     TRANSIENT),
+    ("Error response from daemon: Get \"https://us-docker.pkg.dev/v2/\": "
+     "net/http: request canceled while waiting for connection (Client.Timeout "
+     "exceeded while awaiting headers)",
+     TRANSIENT),
+    ("Error response from daemon: Get \"https://registry-1.docker.io/v2/\": dial "
+     "tcp: lookup registry-1.docker.io on 169.254.169.254:53: server misbehaving",
+     TRANSIENT),
+    ("failed to register layer: write /usr/lib/x.so: no space left on device",
+     PROGRAM),
+    ("denied: Permission \"artifactregistry.repositories.downloadArtifacts\" "
+     "denied on resource \"projects/p/locations/us/repositories/r\" (or it may "
+     "not exist)",
+     PROGRAM),
+    ("fatal: could not read Username for 'https://github.com': No such device or "
+     "address",
+     PROGRAM),
+    ("error: RPC failed; HTTP 502 curl 22 The requested URL returned error: 502\n"
+     "fatal: expected flush after ref listing",
+     TRANSIENT),
+    ("error: RPC failed; curl 92 HTTP/2 stream 5 was not closed cleanly: CANCEL "
+     "(err 8)\nfatal: early EOF\nfatal: fetch-pack: invalid index-pack output",
+     TRANSIENT),
+    ("fetch-pack: unexpected disconnect while reading sideband packet\nfatal: "
+     "early EOF",
+     TRANSIENT),
+    ("git@github.com: Permission denied (publickey).\nfatal: Could not read from "
+     "remote repository.",
+     PROGRAM),
+    ("kex_exchange_identification: Connection closed by remote host\nfatal: Could "
+     "not read from remote repository.",
+     TRANSIENT),
+    (TRACEBACK + "google.api_core.exceptions.Forbidden: 403 GET "
+     "https://storage.googleapis.com/storage/v1/b/x: me does not have "
+     "storage.objects.get access to the Google Cloud Storage object.",
+     PROGRAM),
+    (TRACEBACK + "google.api_core.exceptions.ServiceUnavailable: 503 GET "
+     "https://storage.googleapis.com/storage/v1/b/x: We encountered an internal "
+     "error. Please try again.",
+     PROGRAM),
+    (TRACEBACK + "XlaRuntimeError: INTERNAL: Core halted unexpectedly: INTERNAL: Accelerator "
+     "device halted prematurely, perhaps due to an on-device check-failure. Node "
+     "0 halted unexpectedly at tag:pc TensorCoreSequencer:1:0x7b",
+     PROGRAM),
+    ("E0101 tpu.cc:12] Detected uncorrectable HBM ECC error on chip 2",
+     BAD_HOST),
+    ("bash: python: command not found",
+     PROGRAM),
+    ("/bin/bash: ./train.sh: Permission denied",
+     PROGRAM),
+    (TRACEBACK + "ModuleNotFoundError: No module named 'flax'",
+     PROGRAM),
+    (TRACEBACK + "RuntimeError: jaxlib version 0.4.30 is newer than and incompatible with jax "
+     "version 0.4.26.",
+     PROGRAM),
+    (TRACEBACK + "jax.errors.JaxRuntimeError: FAILED_PRECONDITION: libtpu version mismatch: "
+     "client was built with 20250601, the device runtime is 20250301",
+     PROGRAM),
+    ("*** SIGABRT received by PID 1234 (TID 1234) on cpu 3 ***\nF0000 pjrt.cc] "
+     "Check failed: PJRT_Api_Version mismatch",
+     PROGRAM),
+    ("wandb: ERROR api_key not configured (no-tty). call "
+     "wandb.login(key=[your_api_key])",
+     PROGRAM),
+    (TRACEBACK + "wandb.errors.errors.CommError: Run initialization has timed out after 90.0 "
+     "sec.",
+     PROGRAM),
+    (TRACEBACK + "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests "
+     "for url: https://huggingface.co/api/models/x",
+     PROGRAM),
+    ("ERROR: (gcloud.storage.cp) HTTPError 403: me does not have "
+     "storage.objects.list access to the Google Cloud Storage bucket.",
+     PROGRAM),
+    ("ERROR: gcloud crashed (ConnectionError): ('Connection aborted.', "
+     "RemoteDisconnected('Remote end closed connection without response'))",
+     TRANSIENT),
+    ("ServiceException: 401 Anonymous caller does not have storage.objects.list "
+     "access to bucket x.",
+     PROGRAM),
+    (TRACEBACK + "RuntimeError: DataLoader worker (pid 12) is killed by signal: Killed.",
+     PROGRAM),
+    (TRACEBACK + "ValueError: NOT_FOUND: Error opening \"zarr\" driver: Metadata at "
+     "gs://b/x/.zarray does not exist",
+     PROGRAM),
+    (TRACEBACK + "RuntimeError: Unable to initialize backend 'tpu': INTERNAL: Failed to open "
+     "/dev/vfio/vfio: Permission denied",
+     AMBIGUOUS),
+    ("terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  "
+     "what():  [enforce fail at external/gloo/gloo/transport/tcp/device.cc:83] "
+     "ifa != nullptr. Unable to find address for: t1v-n-abc-w-0",
+     PROGRAM),
+    ("make: *** [Makefile:3: data] Error 1",
+     PROGRAM),
+    ("make: *** [Makefile:3: data] Error 500",
+     PROGRAM),
+    ("step 502: loss 3.1\nValueError: bad",
+     PROGRAM),
+    ("error: 500 samples of 502 are invalid",
+     PROGRAM),
 ]  # fmt: skip
 
 

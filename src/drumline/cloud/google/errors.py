@@ -105,7 +105,8 @@ RULES: tuple[Rule, ...] = (
         r"|(?:invalid|missing|required) authentication credential"
         r"|default credentials (?:were|was|have|are)? ?not (?:be )?(?:found|automatically)"
         r"|could not automatically determine credentials"
-        r"|token (?:has been|is|was) (?:expired|revoked)",
+        r"|token (?:has been|is|was) (?:expired|revoked)"
+        r"|not currently have an active account|\bDefaultCredentialsError\b",
         FaultKind.LOGIN,
         Scope.PROJECT,
         "no Google credentials: run gcloud auth application-default login",
@@ -157,7 +158,8 @@ RULES: tuple[Rule, ...] = (
         r"(?: (?!quota)\w+){0,2} capacity\b|\binsufficientCapacity\b"
         r"|\bcapacity\b.{0,40}\b(?:not available|unavailable|exhausted|is full)\b"
         r"|stock(?:ed)?[ _-]?out|RESOURCE_POOL_EXHAUSTED|RESOURCE_AVAILABILITY\b"
-        r"|\b(?:does|do|did) not have (?:enough|sufficient)(?: \w+){0,2} (?:resources|capacity)"
+        r"|\b(?:does|do|did) not have (?:enough|sufficient|available)(?: \w+){0,2}"
+        r" (?:resources|capacity)|\bhas (?:0|no) available (?:resources|capacity)\b"
         r"|\b(?:not enough|insufficient|no|lack of)(?: (?!quota)\w+){0,2} resources\b"
         r"|\bno available (?:\w+ )?(?:resources|machines|slices|chips)\b"
         r"|\bis currently unavailable in the\b"
@@ -167,6 +169,15 @@ RULES: tuple[Rule, ...] = (
         'There is no more capacity in the zone "us-central2-b"; you can try in another zone',
     ),
     # --- All other quotas. Addresses and disks are counted per region.
+    _rule(
+        r"IP_SPACE_EXHAUSTED|\bIP space\b.{0,200}\bexhausted\b|\benough free IP addresses\b",
+        FaultKind.QUOTA,
+        Scope.REGION,
+        "IP space of 'projects/p/regions/us-east5/subnetworks/default' is exhausted.",
+        sentence="the subnetwork for {zone} has no free addresses",
+        advice="delete slices that use its addresses, enlarge its range, or set `subnetwork` in "
+        "the job file",
+    ),
     _rule(
         rf"QuotaFailure|QUOTA_EXCEEDED|\bquotaExceeded\b|\bquota\b(?!-).{{0,150}}"
         rf"\b(?:exhausted|exceeded|used up)\b|\binsufficient(?: \w+){{0,3}} quota\b"
@@ -207,7 +218,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         r"\bconstraint\b.{0,20}constraints/|\bconstraints/[a-z]+\.\w+.{0,40}violated"
-        r"|\bviolates?\b.{0,40}\borganization(?:'s|al)? polic|ORG_POLICY|orgpolicy",
+        r"|\bviolates?\b.{0,40}\borganization(?:'s|al)? polic|ORG_POLICY|orgpolicy"
+        r"|\bdenied by org(?:anization)? policy\b",
         FaultKind.DENIED,
         Scope.REQUEST,
         "Constraint constraints/compute.requireShieldedVm violated for project 7.",
@@ -526,7 +538,7 @@ def explain(code: int | None, text: str, zone: str) -> ErrorMeaning:
         sentence, advice = rule.sentence or sentence, rule.advice or advice
     if fault.kind is FaultKind.TRANSIENT and code is None:
         sentence = _NO_ANSWER_SENTENCE
-    if fault.kind is FaultKind.QUOTA:
+    if fault.kind is FaultKind.QUOTA and not (rule and rule.sentence):
         sentence = _explain_quota(fault, zone, text[:MAX_TEXT_LENGTH])
     permission = _permission(text) if fault.kind is FaultKind.DENIED else ""
     if permission and not (rule and rule.sentence):

@@ -13,10 +13,12 @@ LAST_LINES = 20
 
 TRANSIENT_ERRORS = (
     (
-        r"Could not get lock /var/lib/(?:dpkg|apt)|Could not get lock /var/cache/apt"
+        # Without the rights of root, no wait helps.
+        r"(?s:\A(?!.*(?:lock file[^\n]*Permission denied|are you root)).*?)"
+        r"(?:Could not get lock /var/lib/(?:dpkg|apt)|Could not get lock /var/cache/apt"
         r"|Unable to acquire the dpkg frontend lock|Unable to lock (?:the )?(?:directory|administ)"
         r"|dpkg frontend lock (?:was|is) locked|is another process using it\?"
-        r"|Waiting for cache lock",
+        r"|Waiting for cache lock)",
         "another process, usually the VM's own update, holds the lock of apt",
     ),
     (
@@ -48,14 +50,21 @@ TRANSIENT_ERRORS = (
         "names cannot be resolved at the moment",
     ),
     (
-        r"\b(?:HTTP(?:/[\d.]+)?|status(?: code)?|error|error:|returned error:|Server Error:?)"
-        r"[ :(]*(?:429|50[0234])\b|\b50[0234]\s+(?:Server Error|Internal Server Error|Bad Gateway"
+        r"\b(?:HTTP(?:/[\d.]+)?(?: error)?|status(?: code)?|returned error|Server Error)"
+        r"[ :(]*(?:429|50[0234])\b"
+        r"|\berror[ :(]*(?:429|50[0234])(?::|[ ,-]+(?:Too Many|Internal|Bad|Service|Gateway)\b)"
+        r"|\b50[0234]\s+(?:Server Error|Internal Server Error|Bad Gateway"
         r"|Service (?:Temporarily )?Unavailable|Gateway Time-?out)|\b429 Too Many Requests"
         r"|(?:connection|read|operation|request) timed out|ReadTimeoutError|ConnectTimeoutError"
         r"|(?:curl|wget|pip|git|Recv failure|unable to access|connection broken)"
         r"[^\n]*Connection (?:reset by peer|aborted)|Remote end closed connection"
         r"|Network is unreachable|TLS connection was non-properly terminated"
-        r"|CondaHTTPError|Hash Sum mismatch|File has unexpected size",
+        r"|CondaHTTPError|Hash Sum mismatch|File has unexpected size"
+        r"|dial tcp[^\n]*(?:i/o timeout|server misbehaving|connection (?:refused|reset))"
+        r"|Client\.Timeout exceeded|request canceled while waiting for connection"
+        r"|tcp connect error|Could not connect to [\w.-]+:\d+ \("
+        r"|RPC failed; curl \d+|fatal: early EOF|disconnect while reading sideband packet"
+        r"|kex_exchange_identification: [^\n]*(?:closed|reset)",
         "a server of packages does not answer at the moment",
     ),
 )

@@ -134,7 +134,7 @@ ERROR_PATTERNS = (
         "the chip does not answer",
     ),
     ErrorPattern(
-        r"uncorrectable (?:ECC|memory|HBM) error", Meaning.BAD_HOST,
+        r"uncorrectable (?:(?:ECC|memory|HBM) )+error", Meaning.BAD_HOST,
         "the memory of the chip has an error",
     ),
     ErrorPattern(r"Failed to initialize TPU system", Meaning.BAD_HOST, "the chips do not start"),
@@ -164,7 +164,10 @@ ERROR_PATTERNS = (
         r"PollForError|Polled an error from coordination service|another task died"
         r"|task:\d+ heartbeat timeout|Barrier timed out|barrier[^\n]{0,80}timed out"
         r"|Failed to send RPC to coordination service|coordination service[^\n]{0,40}fatal error"
-        r"|RegisterTask|cluster registration failed"
+        r"|RegisterTask|cluster registration failed|tried to connect with a different incarnation"
+        r"|tasks are unhealthy \(stopped sending heartbeats\)|ncclRemoteError"
+        r"|gloo[^\n]{0,200}(?:Connect timeout|Timed out waiting)"
+        r"|RuntimeError: UNAVAILABLE: failed to connect to all addresses"
         r"|SLICE_FAILURE_WORKER_UNAVAILABLE", Meaning.OTHER_HOST,
         "the program lost its connection to another host",
     ),
@@ -185,7 +188,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _BACKEND = re.compile(_BACKEND_TEXT, re.IGNORECASE)
 _PACKAGE_MANAGER = re.compile(r"/pip/_(?:internal|vendor)/|/conda/|/apt_pkg|/snap/google-cloud")
 _LOST_CONNECTION = re.compile(
-    r"connection (?:was )?(?:reset|closed) by peer|socket closed", re.IGNORECASE
+    r"connection (?:was )?(?:reset|closed) by (?:remote )?peer|socket closed", re.IGNORECASE
 )
 _MAX_CHARACTERS = 200_000
 _SEGMENTATION_FAULTS = (139, -11)
