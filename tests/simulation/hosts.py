@@ -21,6 +21,8 @@ BEAT = 550.0
 """Seconds between two lines of `watch` if nothing changes."""
 LASTING = {"step", "stop"}
 """Commands that take time on a host. The others finish at once."""
+OUTPUT = "results/output"
+"""The one file that every program writes."""
 NO_SPACE = "OSError: [Errno 28] No space left on device"
 
 
@@ -70,6 +72,12 @@ class HostRun:
             "tail": [error] * (code != 0),
         }
         self.host.notify()
+
+    def output(self) -> tuple[bytes, int]:
+        """Return the content of the program's one output, and when it changed."""
+        ended = self.ending is not None and not self.alive
+        content = f"attempt {self.attempt}" + ("\nend\n" if ended else "\n")
+        return content.encode(), (2 * self.attempt + ended) * 10**9
 
     def running(self) -> Running:
         """Return the program with all its ranks."""
@@ -250,6 +258,9 @@ class Host:
                 return 0, json.dumps({"exit_code": 0}), ""
             case "start":
                 return 0, json.dumps(self._start(host_run, json.loads(sent))), ""
+            case "list-outputs":
+                content, changed_ns = host_run.output()
+                return 0, json.dumps({"files": [[OUTPUT, len(content), changed_ns]]}), ""
             case "stop":
                 await self._stop(host_run, float(arguments[2]))
                 return 0, json.dumps(host_run.status()), ""
@@ -432,10 +443,17 @@ class SimulatedConnection:
         if host._lines_cut != self._cut or not host.up:
             raise asyncssh.ConnectionLost("connection lost")
 
-    async def lines(self, command: str) -> AsyncIterator[bytes]:
+    async def lines(self, command: str, input_bytes: bytes = b"") -> AsyncIterator[bytes]:
         """Yield the lines of a long-lived command."""
         arguments = _words(command)
         await self._pass_through()
+        if arguments[0] == "send-outputs":
+            [[_, size]] = json.loads(input_bytes)["files"]
+            content, _ = self._host.attempts[arguments[1]].output()
+            yield json.dumps({"data": base64.b64encode(content[:size]).decode()}).encode()
+            await self._pass_through()
+            yield b'{"done": true}'
+            return
         async for line in self._host.watch(arguments[1], int(arguments[2])):
             yield line
             await self._pass_through()

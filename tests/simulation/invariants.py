@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from drumline.jobs.core.state import DesiredState, Job, Outcome, Status
 from tests.simulation.cloud import SimulatedCloud
 from tests.simulation.environment import Environment
+from tests.simulation.hosts import OUTPUT
 from tests.simulation.server import REQUESTS_PER_MINUTE, Server
 
 LATE = 300.0
@@ -331,6 +332,26 @@ class Invariants:
         if job.status is Status.SUCCEEDED and (saved is None or saved.saved < steps):
             environment.fail(f"{job_id} succeeded and was not done")
         self._check_counts(job, requests)
+        self._check_outputs(job)
+
+    def _check_outputs(self, job: Job) -> None:
+        """Check that the outputs of a job are those after the end of its program."""
+        service = self._server.service
+        assert service is not None
+        if job.status is not Status.SUCCEEDED or not job.outputs:
+            return
+        if not any(event["kind"] == "outputs" for event in service.store.events(job.id)):
+            self._environment.fail(f"{job.id} succeeded without a word about its outputs")
+        record = service.supervisor.outputs.record(job.id)
+        if record is None or record.attempt != job.attempts:
+            return  # its last slice was lost before the first copy
+        interrupted = self._environment.interrupted_slices | set(self._environment.host_faults)
+        if service.store.slices(job.id)[-1].name in interrupted:
+            return  # the slice or its hosts may have been lost during the last copy
+        for index, host in record.hosts.items():
+            path = service.folders.outputs(job.id) / f"host-{index}" / OUTPUT
+            if not host.error and not path.read_text().endswith("end\n"):
+                self._environment.fail(f"{job.id} ended without a copy of its last outputs")
 
     def _check_counts(self, job: Job, requests: list[UserRequest]) -> None:
         """Check that no more faults of program, hosts and cloud are recorded than occurred."""

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from drumline.hosts import driver
 from drumline.jobs.controller import polling, sessions, slices, supervisor
 from drumline.jobs.controller.tasks import RateLimit
-from drumline.jobs.core import causes, diagnosis, lifecycle, outcomes
+from drumline.jobs.core import causes, diagnosis, lifecycle, outputs, outcomes
 from drumline.jobs.core.state import (
     Attempt,
     CauseKind,
@@ -318,6 +318,20 @@ def errors_of_create_operations_are_ignored() -> AbstractContextManager[Any]:
     return patch.object(polling.ZonePolls, "_read_operations", read_nothing)
 
 
+def the_last_outputs_are_not_copied() -> AbstractContextManager[Any]:
+    """Take any earlier copy of the outputs for one after the end of the program."""
+    real = outputs.copy_outputs
+
+    def copy_outputs(job: Job, decision: Decision, observations: Any, *clock: Any) -> Decision:
+        copy = observations.outputs
+        if copy is not None and job.attempt is not None:
+            observations = replace(observations, outputs=replace(copy, began_at=float("inf")))
+            job = replace(job, attempt=replace(job.attempt, outputs_since=0.0))
+        return real(job, decision, observations, *clock)
+
+    return patch.object(lifecycle, "copy_outputs", copy_outputs)
+
+
 def slices_boot_without_a_deadline() -> AbstractContextManager[Any]:
     """Wait for ever for a slice that was granted and never becomes READY."""
     real = lifecycle.decide
@@ -399,6 +413,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     a_deletion_without_end_delays_its_job,
     a_deletion_is_not_repeated,
     a_silent_program_counts_as_ended,
+    the_last_outputs_are_not_copied,
 )
 
 

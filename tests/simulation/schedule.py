@@ -220,6 +220,7 @@ def _job(stream: Stream, number: int, at: float) -> JobPlan:
     spec |= {
         "burnin": chips.choice(("off", "off", "short", "long")),
         "parking": chips.choice((0, 0, 1, 2)),
+        "outputs": chips.choice(([], ["results/"])),
     }
     program = Plan(
         steps=steps,
