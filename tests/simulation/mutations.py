@@ -16,7 +16,7 @@ from unittest.mock import patch
 from drumline.hosts import driver
 from drumline.jobs.controller import polling, sessions, slices, supervisor
 from drumline.jobs.controller.tasks import RateLimit
-from drumline.jobs.core import causes, diagnosis, lifecycle, outputs, outcomes
+from drumline.jobs.core import causes, diagnosis, lifecycle, outcomes, outputs
 from drumline.jobs.core.state import (
     Attempt,
     CauseKind,
