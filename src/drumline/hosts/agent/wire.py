@@ -296,6 +296,11 @@ def large_file_name(sha: str) -> str:
     return sha + ".gz"
 
 
+MAX_NESTING = 100
+"""The maximum depth of objects and lists. The limit of Python's parser depends on its version."""
+_TOO_DEEP = "an object that is nested too deeply"
+
+
 def encode(message: Message) -> str:
     """Return a message as JSON on one line, without a newline."""
     return json.dumps(vars(message), default=vars)
@@ -314,9 +319,23 @@ def parse(line: str | bytes) -> Any:
     text = line if isinstance(line, str) else line.decode("utf-8", "replace")
     try:
         value = json.loads(line, parse_constant=str, parse_int=_parse_int)
-        return _replace_surrogates(value) if "\\u" in text else value
     except RecursionError:
-        raise ValueError("an object that is nested too deeply") from None
+        raise ValueError(_TOO_DEEP) from None
+    if text.count("{") + text.count("[") > MAX_NESTING and _nested_too_deeply(value):
+        raise ValueError(_TOO_DEEP)
+    return _replace_surrogates(value) if "\\u" in text else value
+
+
+def _nested_too_deeply(value: Any) -> bool:
+    values = [value]
+    for _ in range(MAX_NESTING):
+        containers = [value for value in values if isinstance(value, (dict, list))]
+        values = [
+            child
+            for container in containers
+            for child in (container.values() if isinstance(container, dict) else container)
+        ]
+    return any(isinstance(value, (dict, list)) for value in values)
 
 
 def _replace_surrogates(value: Any) -> Any:
