@@ -6,7 +6,8 @@ What to see: on a CPU, 27 of 64 decisions flip. Their winners led by up to 14.2,
 2.25. All values agree up to the line of `kept`, where the logits become float32, because the
 compiler skipped the rounding to bfloat16 in the line of the logits. The other side of the
 comparison passed through `top_k` and is rounded. If that rounding went up, the best token of a
-block is below its own rounded value and is dropped.
+block is below its own rounded value and is dropped. The barrier in front of `top_k` makes every
+version of the compiler round this side; without it, recent ones skip both roundings.
 
     python examples/numerics/dropped_token.py
 
@@ -40,7 +41,7 @@ def inputs() -> tuple[jax.Array, jax.Array]:
 def sample(states: jax.Array, head: jax.Array) -> Sampled:
     """Return the token of each row: the best of the block maxima of the vocabulary."""
     logits = (states @ head).reshape(ROWS, BLOCKS, -1) / TEMPERATURE
-    block_maxima = lax.top_k(logits, 1)[0]
+    block_maxima = lax.top_k(lax.optimization_barrier(logits), 1)[0]
     kept = logits.astype(jnp.float32) >= block_maxima.astype(jnp.float32)
     return greedy(jnp.where(kept, logits, -jnp.inf))
 
@@ -48,7 +49,7 @@ def sample(states: jax.Array, head: jax.Array) -> Sampled:
 def sample_rounded(states: jax.Array, head: jax.Array) -> Sampled:
     """Return the same with a rounding that no flag allows the compiler to skip."""
     logits = (states @ head).reshape(ROWS, BLOCKS, -1) / TEMPERATURE
-    block_maxima = lax.top_k(logits, 1)[0]
+    block_maxima = lax.top_k(lax.optimization_barrier(logits), 1)[0]
     logits32 = lax.reduce_precision(logits.astype(jnp.float32), exponent_bits=8, mantissa_bits=7)
     return greedy(jnp.where(logits32 >= block_maxima.astype(jnp.float32), logits, -jnp.inf))
 

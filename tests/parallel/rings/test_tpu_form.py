@@ -113,7 +113,9 @@ def test_a_long_ring_is_rolled_and_two_devices_have_one_lane() -> None:
 
 def test_a_mesh_of_tpus_selects_the_tpu_form() -> None:
     device = jax.sharding.AbstractDevice("TPU v5 lite", 1, "tpu")
-    mesh = jax.sharding.AbstractMesh((4,), ("Y",), abstract_device=device)
+    mesh = jax.sharding.AbstractMesh(
+        (4,), ("Y",), axis_types=(jax.sharding.AxisType.Auto,), abstract_device=device
+    )
     mapped = jax.shard_map(
         lambda x: allgather_matmul(x, jnp.ones((8, 8)), axis_name="Y", gathered="rows"),
         mesh=mesh,
