@@ -1,10 +1,6 @@
 """Compiler settings for tests, whose programs compile for seconds and run for milliseconds."""
 
-import os
 from importlib.metadata import PackageNotFoundError, version
-
-EVERY_CASE = "DRUMLINE_EVERY_CASE" in os.environ
-"""True if tests run all combinations of their options, which takes half an hour, not only pairs."""
 
 
 def quick_flags(devices: int) -> str:

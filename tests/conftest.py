@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import leftovers
 from tests.buckets import bucket, bucket_folder, storage_server
+from tests.cases import EVERY_CASE
 from tests.compiling import quick_flags
 
 __all__ = ["bucket", "bucket_folder", "storage_server"]
@@ -32,11 +33,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault(leftovers.RUN, uuid.uuid4().hex)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run long tests first, spread evenly over the workers, so that none starts near the end.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out rare cases. Run long tests first, spread evenly over the workers.
 
-    `worksteal` gives each worker one part of the list, and moves tests only when a worker is idle.
+    So no long test starts near the end. `worksteal` gives each worker one part of the list, and
+    moves tests only when a worker is idle.
     """
+    if not EVERY_CASE:
+        rare = [item for item in items if item.get_closest_marker("every_case")]
+        config.hook.pytest_deselected(items=rare)
+        items[:] = [item for item in items if not item.get_closest_marker("every_case")]
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     long = [item for item in items if item.get_closest_marker("long")]
     rest = [item for item in items if not item.get_closest_marker("long")]

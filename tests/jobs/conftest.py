@@ -10,3 +10,10 @@ from tests.jobs.installation import Installation, temporary_installation
 def installation(tmp_path: Path) -> Iterator[Installation]:
     with temporary_installation(tmp_path) as new:
         yield new
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """An installation for all tests of a module that affect only a job and its own slice."""
+    with temporary_installation(tmp_path_factory.mktemp("shared")) as new:
+        yield new

@@ -1,12 +1,10 @@
 """Faulty chips on the emulator: detected, avoided, recorded and refused."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.jobs.installation import Installation, temporary_installation
+from tests.jobs.installation import Installation
 
 # A training of 60 steps that prints the fingerprint of its parameters.
 TRAINING = """
@@ -37,12 +35,6 @@ raise SystemExit(result.ending.exit_code)
 """
 MACHINE = "local-a-v4-4-1"
 """Host 1 of the first slice of two hosts."""
-
-
-@pytest.fixture
-def installation(tmp_path: Path) -> Iterator[Installation]:
-    with temporary_installation(tmp_path) as new:
-        yield new
 
 
 def outcomes(shown: dict[str, Any]) -> list[str]:
@@ -97,6 +89,7 @@ def parked_until_it_runs_elsewhere(installation: Installation, **keys: Any) -> d
 
 
 @pytest.mark.long
+@pytest.mark.every_case
 def test_a_fault_that_begins_during_training_is_replayed_without_loss(
     installation: Installation,
 ) -> None:
@@ -124,6 +117,7 @@ def learnt(installation: Installation, shown: dict[str, Any]) -> str:
 
 
 @pytest.mark.long
+@pytest.mark.every_case
 def test_a_host_that_no_program_can_start_on_takes_two_attempts_and_never_a_third(
     installation: Installation,
 ) -> None:

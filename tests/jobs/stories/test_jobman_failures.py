@@ -8,7 +8,6 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from tests.jobs.fakes import (
     ServerHarness,
     run_scenario,
 )
-from tests.jobs.installation import Installation, temporary_installation
+from tests.jobs.installation import Installation
 
 COUNT_STARTS = 'mkdir -p "$DRUMLINE_CHECKPOINT"; echo start >> "$DRUMLINE_CHECKPOINT/starts"\n'
 
@@ -40,12 +39,6 @@ JOBS = {
     ),
     "says it succeeded": "echo 'Job finished successfully'; echo SUCCEEDED; echo done; exit 5",
 }
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with temporary_installation(tmp_path_factory.mktemp("shared")) as new:
-        yield new
 
 
 @pytest.fixture(scope="module")

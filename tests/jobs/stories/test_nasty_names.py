@@ -10,16 +10,10 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.spec import SpecError
-from tests.jobs.installation import Installation, temporary_installation
+from tests.jobs.installation import Installation
 
 DRUMLINE = Path(sys.executable).parent / "drumline"
 CLOUD_NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with temporary_installation(tmp_path_factory.mktemp("shared")) as new:
-        yield new
 
 
 @pytest.fixture

@@ -6,25 +6,18 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from drumline.jobs import Refused
-from tests.jobs.installation import Installation, temporary_installation
+from tests.jobs.installation import Installation
 
 DRUMLINE = Path(sys.executable).parent / "drumline"
 TOKEN = "hf-5b1d8e07c2a94f63"  # noqa: S105 - made up for these tests
 # Blocks the set-up and the program until a test opens the gate.
 SETUP = 'until [ -e "$GATES/setup" ]; do sleep 0.05; done'
 RUN = 'printf %s "$TOKEN" | sha256sum\nuntil [ -e "$GATES/run" ]; do sleep 0.05; done\n'
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with temporary_installation(tmp_path_factory.mktemp("shared")) as new:
-        yield new
 
 
 def create(installation: Installation, gates: Path, value: str = TOKEN, run: str = RUN) -> str:

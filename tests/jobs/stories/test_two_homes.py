@@ -1,6 +1,5 @@
 """Two homes that share a checkpoint folder keep their checkpoints apart."""
 
-import os
 import re
 from functools import partial
 from pathlib import Path
@@ -78,10 +77,10 @@ def _trains(installation: Installation, job: str, attempt: int, shared: Path) ->
     return shown["status"] == "RUNNING" and len(shown["attempts"]) == attempt and saved
 
 
+# tests/simulation covers it in virtual time, and test_claim.py of the checkpoints on one host.
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "storage", ["disk", "bucket"] if os.environ.get("DRUMLINE_EVERY_CASE") else ["disk"]
-)
+@pytest.mark.every_case
+@pytest.mark.parametrize("storage", ["disk", "bucket"])
 def test_two_homes_with_one_checkpoint_folder_do_not_touch_each_other(
     storage: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -1,8 +1,8 @@
 """Every ring function is as accurate as one float32-accumulated matmul, forward and backward.
 
 The tests compare with float64, on rings of 1 to 8 devices anywhere in the mesh, in both directions
-and one, for every type. Each function and direction is combined with each size, position and type
-pairwise; DRUMLINE_EVERY_CASE=1 tests all combinations.
+and one, for every type. Function, direction, size, position and type are combined pairwise;
+DRUMLINE_EVERY_CASE=1 tests all combinations.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.compiling import EVERY_CASE
+from tests.cases import sampled
 from tests.pairwise import pairwise
 from tests.parallel.rings.layouts import BY_NAME, expected, mesh_of, shape, sharded
 from tests.parallel.rings.rounding import exact_input, relative_error
 
-FUNCTIONS = list(product(BY_NAME, ("one", "both")))
 # The ring is the first axis, the last one, and the middle one of three, for each ring size.
 MESHES = {
     1: ((1, 4), (4, 1), (2, 1, 4)),
@@ -30,17 +29,16 @@ MESHES = {
 }
 POSITIONS = ("first", "last", "middle")
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
-OPTIONS = (FUNCTIONS, list(MESHES), POSITIONS, DTYPES)
+OPTIONS = (list(BY_NAME), ("one", "both"), list(MESHES), POSITIONS, DTYPES)
 
 
 @pytest.mark.parametrize(
-    ("function", "size", "position", "dtype"),
-    product(*OPTIONS) if EVERY_CASE else pairwise(*OPTIONS),
+    ("name", "direction", "size", "position", "dtype"),
+    sampled(product(*OPTIONS), pairwise(*OPTIONS)),
 )
 def test_results_and_gradients_are_as_exact_as_one_matmul(
-    function: tuple[str, str], size: int, position: str, dtype: jnp.dtype
+    name: str, direction: str, size: int, position: str, dtype: jnp.dtype
 ) -> None:
-    name, direction = function
     layout, index = BY_NAME[name], POSITIONS.index(position)
     sizes = MESHES[size][index]
     mesh, other_axes = mesh_of(sizes, (0, len(sizes) - 1, 1)[index])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from tests.compiling import EVERY_CASE
+from tests.cases import rare
 from tests.parallel.rings.benchmarks import benchmark
 
 GATHER, GATHER_ROWS = "allgather_matmul, contraction", "allgather_matmul, rows"
@@ -53,8 +53,11 @@ def overlap() -> ModuleType:
     return benchmark("overlap")
 
 
+@pytest.mark.parametrize("all_directions", [False, *rare(True)])
 @pytest.mark.parametrize(("size", "rows"), SHARES)
-def test_rings_take_less_memory_than_collectives(overlap: ModuleType, size: int, rows: int) -> None:
+def test_rings_take_less_memory_than_collectives(
+    overlap: ModuleType, size: int, rows: int, all_directions: bool
+) -> None:
     mesh = Mesh(np.array(jax.devices()[:size]), ("Y",))
     for index, case in enumerate(map(overlap.without_x_axis, overlap.cases())):
         share = SHARES[size, rows].get(case.name)
@@ -72,6 +75,6 @@ def test_rings_take_less_memory_than_collectives(overlap: ModuleType, size: int,
         collective_memory = memory_of(case.collective)
         # Each matmul is tested in both directions, and so is each mesh.
         direction_index = (index + rows // 4096) % 2
-        for direction in DIRECTIONS if EVERY_CASE else DIRECTIONS[direction_index:][:1]:
+        for direction in DIRECTIONS if all_directions else DIRECTIONS[direction_index:][:1]:
             ring_memory = memory_of(overlap.with_options(case.ring, direction=direction))
             assert ring_memory <= share * collective_memory + COUNTERS, f"{case.name}, {direction}"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import product
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.cases import sampled
+from tests.pairwise import pairwise
 from tests.parallel.rings.layouts import (
     BY_NAME,
     LAYOUTS,
@@ -68,12 +71,16 @@ def expected_bytes(direction: str, array_bytes: Sequence[int], size: int) -> dic
     return {1: total} if direction == "one" else {1: total // 2, -1: total // 2}
 
 
-@pytest.mark.parametrize(("loop", "sizes", "ring_position"), PROGRAMS)
-@pytest.mark.parametrize("direction", ["one", "both"])
-@pytest.mark.parametrize("name", BY_NAME)
+OPTIONS = (list(BY_NAME), ("one", "both"), PROGRAMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "direction", "program"), sampled(product(*OPTIONS), pairwise(*OPTIONS))
+)
 def test_each_link_carries_the_expected_bytes(
-    name: str, direction: str, loop: str, sizes: tuple[int, ...], ring_position: int
+    name: str, direction: str, program: tuple[str, tuple[int, ...], int]
 ) -> None:
+    loop, sizes, ring_position = program
     layout = BY_NAME[name]
     mesh, other_axes = mesh_of(sizes, ring_position)
     size = sizes[ring_position]

@@ -22,6 +22,7 @@ from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, steps_to_k
 from drumline.train.checkpoints.files import COMMITTED
 from drumline.train.mesh import make_mesh
 from drumline.train.state import State
+from tests.cases import rare
 from tests.train.checkpoints.dying_writer import state_of, state_on_devices, write
 from tests.train.checkpoints.fences import fence_of
 from tests.train.toy import SHARDED, toy
@@ -67,15 +68,16 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("count", [4, *rare(10)])
 def test_a_process_killed_at_a_random_byte_of_a_write_loses_no_checkpoint(
-    two_checkpoints: Path, tmp_path: Path
+    two_checkpoints: Path, tmp_path: Path, count: int
 ) -> None:
     shutil.copytree(two_checkpoints / "1", tmp_path / "1")
     rng = random.Random(20)
     largest = max(file.stat().st_size for file in (two_checkpoints / "2").rglob("*"))
     # Half of the limits are anywhere in the arrays, the other half within the small metadata files.
-    limits = [rng.randrange(largest) for _ in range(10)]
-    limits += [rng.randrange(800) for _ in range(10)]
+    limits = [rng.randrange(largest) for _ in range(count)]
+    limits += [rng.randrange(800) for _ in range(count)]
     writer = subprocess.Popen(
         [sys.executable, "-m", "tests.train.checkpoints.dying_writer", str(tmp_path)],
         stdin=subprocess.PIPE,

@@ -1,7 +1,6 @@
 """A writer that is paused and replaced stops with a message and changes no file."""
 
 import hashlib
-import os
 import random
 import signal
 import time
@@ -11,6 +10,7 @@ import pytest
 
 from drumline.train import fingerprint, fit
 from drumline.train.checkpoints import claim
+from tests.cases import rare
 from tests.train.checkpoints.test_claim import set_attempt
 from tests.train.checkpoints.test_resume import start, wait_for_step
 from tests.train.toy import toy
@@ -73,7 +73,7 @@ def pause_and_replace(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(4 if os.environ.get("DRUMLINE_EVERY_CASE") else 1))
+@pytest.mark.parametrize("seed", rare(0, 1, 2, 3))
 def test_a_paused_and_replaced_writer_changes_no_file_on_a_disk(
     tmp_path: Path, compiled: str, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
