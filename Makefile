@@ -30,7 +30,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check format simulate bench clean
+.PHONY: help quickstart test pytest check format simulate bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS='	' read -r target text; do \
@@ -44,15 +44,21 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "jax $(JAX_VERSION) needs Python 3.12 or newer and '$(PYTHON)' is not: make test JAX=newest PYTHON=/path/to/python3.12"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	sed -E '$(JAX_PINS)' constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile \
+		--constraint $(VENV)/constraints.txt --editable '.[$(EXTRAS)]'
+	@# pip would compile the bytecode on one core. Some packages have files for other versions.
+	@$(BIN)/python -m compileall -qq --workers 0 $(VENV)/lib || true
 	@touch $(READY)
 
 quickstart: $(READY) ## install, then train through a preemption
 	$(BIN)/drumline create examples/quickstart.yaml --follow
 
-# Types are checked with the pinned versions only.
-test: $(if $(JAX_VERSION),$(READY),check) ## install, check, and run every test
-	$(BIN)/pytest --numprocesses 4 --dist worksteal
+# Types are checked with the pinned versions only, beside the tests.
+test: $(READY) ## install, check, and run every test
+	@$(MAKE) --no-print-directory --jobs 2 $(if $(JAX_VERSION),,check) pytest
+
+pytest: $(READY) ## run every test, or those of TESTS="tests/cli tests/hosts"
+	$(BIN)/pytest --numprocesses 4 --dist worksteal $(TESTS)
 
 check: $(READY) ## lint, format and types, which every commit must pass
 	$(BIN)/ruff check

@@ -16,6 +16,7 @@ from drumline.chips import slice_of
 from published import decoder, models, rows
 from published.attention import Flash, Kernel, attention, visited_fraction
 from published.experts import masks
+from tests.cases import rare
 
 EVERY_ROW = pytest.mark.parametrize("row", rows.ROWS.values(), ids=rows.ROWS)
 
@@ -116,10 +117,8 @@ def test_experts_take_their_capacity_and_each_place_one_token() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "llama3.1-405b 2x v6e-256",
-        "gpt3-175b v6e-256",
         "mixtral-8x22b v6e-256",
-        "gemma3-12b v6e-256",
+        *rare("llama3.1-405b 2x v6e-256", "gpt3-175b v6e-256", "gemma3-12b v6e-256"),
     ],
 )
 def test_a_step_lowers_for_all_devices_from_shapes_alone(name: str) -> None:

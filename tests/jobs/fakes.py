@@ -344,7 +344,7 @@ class ServerHarness:
         return self.service.show(job)
 
     def status(self, job: str) -> str:
-        return str(self.show(job)["status"])
+        return self.service.record(job).job.status.value
 
     def starts(self, job: str) -> "list[FakeSession]":
         """Return the session of every start of the program."""
@@ -370,10 +370,11 @@ class ServerHarness:
         return lambda: count
 
     async def until(self, condition: Callable[[], bool], within: float = 60.0) -> None:
-        deadline = self.clock() + within
+        began_at = self.clock()
         while not condition():
-            assert self.clock() < deadline, f"not within {within} s"
-            await asyncio.sleep(0.1)
+            waited = self.clock() - began_at
+            assert waited < within, f"not within {within} s"
+            await asyncio.sleep(0.1 if waited < 60 else 1.0)
 
     async def reaches(self, job: str, status: str, within: float = 60.0) -> None:
         await self.until(lambda: self.status(job) == status, within)

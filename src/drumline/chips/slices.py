@@ -197,16 +197,16 @@ def slice_of(name: str) -> Slice:
     if generation is None:
         raise UnknownName(_unknown_generation(name, prefix))
     match = _NAME.fullmatch(folded)
+    size = int(match["size"]) if match else 0
+    if size in generation.sizes:
+        return generation.slice(size)
     sizes = f"{prefix} comes in {_join_sizes(generation.sizes)}"
     if match is None:
         raise UnknownName(f"{name!r} does not end in the size of a slice; {sizes}")
-    size = int(match["size"])
-    if size not in generation.sizes:
-        smaller = [other for other in generation.sizes if other < size][-1:]
-        larger = [other for other in generation.sizes if other > size][:1]
-        suggestions = ", ".join(f"{prefix}-{other}" for other in smaller + larger)
-        raise UnknownName(f"{name!r}: {sizes}; nearest: {suggestions}")
-    return generation.slice(size)
+    smaller = [other for other in generation.sizes if other < size][-1:]
+    larger = [other for other in generation.sizes if other > size][:1]
+    suggestions = ", ".join(f"{prefix}-{other}" for other in smaller + larger)
+    raise UnknownName(f"{name!r}: {sizes}; nearest: {suggestions}")
 
 
 def _unknown_generation(name: str, prefix: str) -> str:
