@@ -116,7 +116,7 @@ class Installation:
         condition: Callable[[], bool],
         timeout: float = 120,
         what: str = "",
-        every: float = 0.05,
+        every: float = 0.1,
     ) -> None:
         deadline = time.monotonic() + timeout
         while not condition():

@@ -11,7 +11,10 @@ import signal
 import subprocess
 import tarfile
 import time
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,7 @@ from drumline.hosts.agent.wire import AttemptStatus, archive_name, large_file_na
 from drumline.hosts.code import Archive, pack
 from drumline.hosts.remote import validate
 from drumline.hosts.values import attempt_folder, code_files
+from tests.cases import sampled
 from tests.hosts.agent.machine import Machine, parent_of, wait_for
 
 
@@ -311,8 +315,17 @@ def test_reading_something_else_than_a_file_neither_blocks_nor_leaks(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["heartbeat.json", "burnin.json", "error.json", "times", "failed"])
+READ_FILES = ("heartbeat.json", "burnin.json", "error.json", "times", "failed")
+AGENT_FILES = ("exit.json", "log", "waiting.lock", "adopted.json")
+
+
+def each_kind_once(names: Sequence[str]) -> list[Any]:
+    """Return all names with all kinds. `make test` runs each kind with one of the names."""
+    sample = [(names[index % len(names)], kind) for index, kind in enumerate(KINDS)]
+    return sampled(product(names, KINDS), sample)
+
+
+@pytest.mark.parametrize(("name", "kind"), each_kind_once(READ_FILES))
 def test_files_of_a_program_do_not_end_the_agent(machine: Machine, name: str, kind: str) -> None:
     machine.put("echo up; while [ ! -e go ]; do sleep 0.05; done")
     machine.attempt("start", sent={"coordinator": "", "before": "true; "})
@@ -324,8 +337,7 @@ def test_files_of_a_program_do_not_end_the_agent(machine: Machine, name: str, ki
     assert machine.ended()["exit_code"] == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["exit.json", "log", "waiting.lock", "adopted.json"])
+@pytest.mark.parametrize(("name", "kind"), each_kind_once(AGENT_FILES))
 def test_a_program_that_replaces_the_agents_files_is_still_stopped(
     machine: Machine, name: str, kind: str
 ) -> None:
