@@ -255,8 +255,8 @@ def failures_are_not_counted() -> AbstractContextManager[Any]:
     """Restart a failed program without counting the failure."""
     real = causes.find_cause
 
-    def cause(*reports: Any) -> Any:
-        result = real(*reports)
+    def cause(*reports: Any, **more: Any) -> Any:
+        result = real(*reports, **more)
         failed = result.kind == CauseKind.PROGRAM_FAILED
         return replace(result, kind=CauseKind.RESTART_REQUESTED) if failed else result
 
