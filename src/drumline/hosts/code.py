@@ -30,7 +30,7 @@ from drumline.hosts.packing.rules import (
     archive_time,
     describe_files,
 )
-from drumline.hosts.packing.selection import PackingProgress, Selection, megabytes
+from drumline.hosts.packing.selection import PackingProgress, Selection, format_size
 
 __all__ = ["Archive", "CodeError", "PackedSize", "measure", "pack"]
 
@@ -95,7 +95,7 @@ def pack(
         if needs_confirmation(sum(expected.values()), largest := _largest(expected)):
             named = f"; the largest files are {describe_files(largest)}" if largest else ""
             raise LargeCodeError(
-                f"{megabytes(sum(expected.values()))} would be sent to every host{named}"
+                f"{format_size(sum(expected.values()))} would be sent to every host{named}"
             )
     sizes: dict[str, int] = {}
     with ArchiveWriter(into) as writer:

@@ -19,11 +19,11 @@ def test_the_dry_run_shows_the_bundled_package(tmp_path: Path) -> None:
         spec = {"accelerator": "v4-16", "zones": ["us-central2-b"], "run": "python train.py"}
         spec["workdir"] = str(folder)
         sent = (await harness.service.plan(spec | {"python": "uv"}))["lines"]
-        assert sent[1] == f"would send 1 file (0.0 MB), Drumline {__version__} with them, set up uv"
+        assert sent[1] == f"would send 1 file (1 kB), Drumline {__version__} with them, set up uv"
         assert not any(line.startswith("!") for line in sent)
         off_spec = spec | {"python": {"kind": "uv", "drumline": False}}
         off = (await harness.service.plan(off_spec))["lines"]
-        assert off[1] == "would send 1 file (0.0 MB), set up uv"
+        assert off[1] == "would send 1 file (1 kB), set up uv"
         assert off[-1].startswith("! the code imports drumline, and python.drumline: false keeps")
         docker_spec = spec | {"python": {"kind": "docker", "image": "lab/x"}}
         docker = (await harness.service.plan(docker_spec))["lines"]

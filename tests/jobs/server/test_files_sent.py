@@ -44,7 +44,7 @@ def test_create_and_its_dry_run_list_the_files_left_out(tmp_path: Path, folder: 
     async def scenario(harness: ServerHarness) -> None:
         planned = await harness.service.plan(spec_for(folder))
         assert LINE in planned["lines"]
-        assert "would send 1 file (0.0 MB)" in planned["lines"]
+        assert "would send 1 file (1 kB)" in planned["lines"]
         made = await harness.service.create(spec_for(folder), {}, "lab")
         assert made["left_out"] == planned["left_out"] == made["code"]["left_out"]
         assert made["left_out"] == [

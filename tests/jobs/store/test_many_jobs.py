@@ -205,7 +205,7 @@ def test_a_dry_run_writes_no_archive(tmp_path: Path) -> None:
 
     async def scenario(harness: ServerHarness) -> None:
         lines = (await harness.service.plan(spec))["lines"]
-        assert "would send 1 file (0.0 MB)" in lines
+        assert "would send 1 file (1 kB)" in lines
         assert [*(home / "code").iterdir()] == []
 
     run_scenario(home, scenario)

@@ -197,7 +197,7 @@ class Selection:
                 if (name_reason or private) and not included:
                     break
                 raise CodeError(
-                    f"code: {self._folder} holds more than {megabytes(self._max_bytes)} since "
+                    f"code: {self._folder} holds more than {format_size(self._max_bytes)} since "
                     f"{printable(name)} has grown; try again, or add it to .gitignore"
                 )
             self._progress.bytes += len(data)
@@ -362,9 +362,9 @@ class Selection:
                 parts[part] = parts.get(part, 0) + size
             largest = max(parts, key=lambda name: parts[name])
             raise CodeError(
-                f"code: {self._folder} holds {megabytes(total)}, more than "
-                f"{megabytes(self._max_bytes)}; the largest part is {printable(largest)} with "
-                f"{megabytes(parts[largest])}: add it to .gitignore, or keep data in a bucket"
+                f"code: {self._folder} holds {format_size(total)}, more than "
+                f"{format_size(self._max_bytes)}; the largest part is {printable(largest)} with "
+                f"{format_size(parts[largest])}: add it to .gitignore, or keep data in a bucket"
             )
 
 
@@ -372,9 +372,9 @@ class _NotAFileError(Exception):
     """A pipe, a socket or a device, none of which can be sent."""
 
 
-def megabytes(size: int) -> str:
-    """Return a size for a message."""
-    return f"{size / 1e6:,.1f} MB"
+def format_size(size: int) -> str:
+    """Format the size of code as `2 kB` or `3.4 MB`."""
+    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{max(1, round(size / 1000))} kB"
 
 
 def unmatched(folder: Path, include: tuple[str, ...]) -> list[str]:

@@ -18,6 +18,7 @@ from drumline.hosts.environment import (
     setup_step,
 )
 from drumline.hosts.packing.rules import RULES, CodeError, left_out_json, left_out_line
+from drumline.hosts.packing.selection import format_size
 from drumline.hosts.values import Program, Step
 from drumline.jobs.billing import Prices
 from drumline.jobs.core.state import Decision, Event, Job, Placement
@@ -130,8 +131,7 @@ def _code_events(spec: StoredSpec, host_count: str) -> list[Event]:
     if archive is None:
         return []
     files = "1 file" if archive.files == 1 else f"{archive.files} files"
-    size = max(1, round(archive.bytes / 1000))
-    return [Event("code", f"{files}, {size:,} kB → {host_count}")]
+    return [Event("code", f"{files}, {format_size(archive.bytes)} → {host_count}")]
 
 
 def _setup_events(spec: StoredSpec, host_count: str) -> list[Event]:

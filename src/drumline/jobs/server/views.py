@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from drumline import __version__
 from drumline.chips import slice_of
+from drumline.hosts.packing.selection import format_size
 from drumline.jobs.billing import (
     Prices,
     cost_of_lost_steps,
@@ -267,7 +268,7 @@ def plan_lines(
     steps = []
     if archive:
         files = "1 file" if archive["files"] == 1 else f"{archive['files']} files"
-        steps.append(f"send {files} ({archive['bytes'] / 1e6:.1f} MB)")
+        steps.append(f"send {files} ({format_size(archive['bytes'])})")
         if archive.get("drumline", "none") != "none":
             steps.append(f"Drumline {__version__} with them")
     if spec.python.kind != "system":
