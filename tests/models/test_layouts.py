@@ -35,17 +35,17 @@ BOUND = 1e-5
 order.
 """
 
-# Each layout with one of the models.
+# Each axis with two of the models.
 RUNS = [
     ("MLP", "fsdp+tensor", (4, 2)),
-    ("ViT", "data", (8, 1)),
     ("ViT", "tensor", (2, 4)),
     ("LM", "fsdp", (8, 1)),
-    ("LM", "fsdp+tensor", (4, 2)),
-    ("MoE", "fsdp+expert", (2, 1, 4)),
     ("MoE", "expert+tensor", (2, 2, 2)),
 ]
 MORE_RUNS = [
+    ("ViT", "data", (8, 1)),
+    ("LM", "fsdp+tensor", (4, 2)),
+    ("MoE", "fsdp+expert", (2, 1, 4)),
     ("ViT", "fsdp", (8, 1)),
     ("ViT", "fsdp+tensor", (4, 2)),
     ("LM", "data", (8, 1)),

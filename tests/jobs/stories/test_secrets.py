@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs import Refused
+from tests.cases import rare
 from tests.jobs.installation import Installation
 
 DRUMLINE = Path(sys.executable).parent / "drumline"
@@ -158,7 +159,7 @@ def test_from_the_creation_to_the_end_a_secret_is_where_it_belongs_and_nowhere_e
     installation.cloud_is_empty()
 
 
-@pytest.mark.parametrize("end", ["failed", "cancelled", "deleted", "cleaned"])
+@pytest.mark.parametrize("end", ["cleaned", *rare("failed", "cancelled", "deleted")])
 def test_a_secret_is_gone_when_the_job_is(shared: Installation, tmp_path: Path, end: str) -> None:
     job = create(shared, tmp_path, run=RUN + "exit 3")
     in_set_up(shared, job)

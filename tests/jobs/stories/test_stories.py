@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drumline.cloud.emulator import launch
-from tests.cases import rare, sampled
+from tests.cases import sampled
 from tests.hosts.wheels import wheel
 from tests.jobs.installation import Installation, temporary_installation
 
@@ -88,7 +88,8 @@ def test_a_second_job_uses_the_environment_of_the_first_one(shared: Installation
     assert len({line.split()[-1] for log in logs for line in log if "] 7 " in line}) == 1
 
 
-@pytest.mark.parametrize("seed", [0, *rare(1, 2)])
+@pytest.mark.every_case
+@pytest.mark.parametrize("seed", range(3))
 def test_preempted_three_times_at_random_moments(shared: Installation, seed: int) -> None:
     chance = random.Random(seed)
     job = shared.count(60, setup="sleep 0.3")
@@ -104,6 +105,7 @@ def test_preempted_three_times_at_random_moments(shared: Installation, seed: int
     shared.cloud_is_empty()
 
 
+@pytest.mark.every_case
 def test_a_plain_script_survives_a_notice_without_any_allowance(shared: Installation) -> None:
     """The script has no handler, so the SIGTERM of its host's shutdown ends it."""
     job = shared.create("echo attempt $DRUMLINE_ATTEMPT; sleep 600", retry={"failures": 0})
@@ -165,8 +167,9 @@ def test_a_failing_program_is_retried_and_the_first_host_named(
     shared.cloud_is_empty()
 
 
+@pytest.mark.every_case
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["vfio", *rare("silent", "reboot")])
+@pytest.mark.parametrize("how", ["silent", "reboot", "vfio"])
 def test_a_broken_host_is_replaced_and_never_counts_as_a_failure(
     installation: Installation, how: str
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_broken_host_is_replaced_and_never_counts_as_a_failure(
     installation.cloud_is_empty()
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_a_fifth_of_all_calls_fails_and_the_login_expires(
     installation: Installation, tmp_path: Path
@@ -221,6 +225,7 @@ def test_no_capacity_in_the_first_zone_moves_to_the_next(installation: Installat
     installation.cloud_is_empty()
 
 
+@pytest.mark.every_case
 def test_from_the_preemption_to_the_next_first_line_is_no_longer_than_to_the_first(
     installation: Installation,
 ) -> None:
@@ -242,6 +247,7 @@ def test_from_the_preemption_to_the_next_first_line_is_no_longer_than_to_the_fir
     assert started - preempted_at < 2 * (first - created) + 2
 
 
+@pytest.mark.every_case
 def test_two_servers_in_one_project_leave_each_other_alone(
     installation: Installation, tmp_path: Path
 ) -> None:

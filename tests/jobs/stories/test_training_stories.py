@@ -66,6 +66,7 @@ def step_of(installation: Installation, job: str) -> float:
     return float((installation.client.show(job)["progress"] or {}).get("step", 0))
 
 
+@pytest.mark.every_case
 def test_one_that_hangs_is_started_again_and_finishes(installation: Installation) -> None:
     hang = "(attempt == 1 and step == 3) and time.sleep(600)"
     beating = train(installation, 6, hang, stuck_after="3s")
@@ -124,6 +125,7 @@ def test_one_that_saves_on_notice_and_leaves_is_preempted_not_failed(tmp_path: P
     assert saved["checkpoint"] == saved["step"], "its last word was heard"
 
 
+@pytest.mark.every_case
 def test_one_that_leaves_of_itself_goes_on_where_it_was(installation: Installation) -> None:
     job = train(installation, 7, "step == 3 * attempt and leave()", retry={"failures": 0})
     shown = installation.end(job)

@@ -35,12 +35,10 @@ pytestmark = pytest.mark.usefixtures("traced_for_cpu_alone")
 MESHES = ((1, 1), (8, 1), (4, 2), (2, 4))
 EXCHANGES = ("allgather", "alltoall")
 ALL_RUNS = tuple((mesh, exchange) for mesh in MESHES for exchange in EXCHANGES)
-# The extremes of both parameters and a middle value, and for each a part of the meshes. Each mesh
-# and each number of experts is combined with both exchanges.
+# Few experts with a large k and many with a small one, each on some of the meshes.
 SAMPLE = [
-    (4, 4, (((4, 2), "allgather"), ((2, 4), "alltoall"))),
-    (16, 2, (((8, 1), "allgather"), ((4, 2), "alltoall"))),
-    (64, 1, (((1, 1), "alltoall"), ((8, 1), "alltoall"), ((2, 4), "allgather"))),
+    (4, 4, (((4, 2), "allgather"),)),
+    (64, 1, (((8, 1), "alltoall"), ((2, 4), "allgather"))),
 ]
 GRID = [(experts, k, ALL_RUNS) for experts in (4, 8, 16, 64) for k in (1, 2, 4)]
 
@@ -184,7 +182,7 @@ def test_outputs_of_several_devices_are_summed_in_float32(exchange: str) -> None
         np.testing.assert_array_equal(np.asarray(da, np.float32), 260)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint32, *rare(np.uint8, np.int16, np.uint16)])
 def test_assignments_can_have_any_integer_type(dtype: Any) -> None:
     """Include types that cannot hold the number of experts, 300."""
     a, w = np.ones((4, 2), np.float32), np.arange(300, dtype=np.float32)

@@ -10,7 +10,6 @@ import pytest
 
 from drumline.train import fingerprint, fit
 from drumline.train.checkpoints import claim
-from tests.cases import rare
 from tests.train.checkpoints.test_claim import set_attempt
 from tests.train.checkpoints.test_resume import start, wait_for_step
 from tests.train.toy import toy
@@ -72,8 +71,9 @@ def pause_and_replace(
     assert fingerprint(result.state) == fingerprint(fit(toy(last_step)).state)
 
 
+@pytest.mark.every_case
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [0, *rare(1, 2, 3)])
+@pytest.mark.parametrize("seed", range(4))
 def test_a_paused_and_replaced_writer_changes_no_file_on_a_disk(
     tmp_path: Path, compiled: str, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
