@@ -99,7 +99,7 @@ class EndlessDeletion:
     contacted: bool
     """True if a server has ever connected to one of its hosts."""
     repeated_at: float
-    """The time of the last call that deletes it."""
+    """The time of the last call that deletes it, also of one that failed."""
 
 
 @dataclass
@@ -378,6 +378,8 @@ class SimulatedCloud:
 
     async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
         """Delete a request and its nodes."""
+        if name in self.endless_deletions:
+            self.endless_deletions[name].repeated_at = self._environment.now()
         await self._call("release")
         if self._stream.bernoulli(self.conditions.lost_deletes):
             raise CONFLICT
@@ -396,8 +398,6 @@ class SimulatedCloud:
     def _begin_endless_deletion(self, node_name: str) -> None:
         """Let the deletion of a node with hosts never end, if this is a current fault."""
         name, now = _short(node_name), self._environment.now()
-        if name in self.endless_deletions:
-            self.endless_deletions[name].repeated_at = now
         node = self.fleet.nodes.get(node_name)
         is_endless = self.conditions.endless_deletions or name in self.undeletable
         if not is_endless or node is None or node.state is not NodeState.READY:
