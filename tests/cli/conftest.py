@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import pytest
 from drumline import __version__
 from drumline.cli import main
 from drumline.jobs.connection import VERSION_HEADER
+
+# The commands of these tests need the extra `jax`.
+collect_ignore_glob = [] if find_spec("jax") else ["test_inspect.py", "test_numerics_*.py"]
 
 
 class FakeServer:

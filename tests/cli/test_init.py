@@ -3,6 +3,7 @@ import io
 import os
 import stat
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,7 @@ def empty(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.skipif(find_spec("jax") is None, reason="it needs jax, and init says so")
 def test_the_example_is_a_program_with_a_job_file(
     home: Path, empty: Path, drumline: Run, capsys: Printed
 ) -> None:

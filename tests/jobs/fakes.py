@@ -68,6 +68,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(done)
         return future
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait for the threads in real time, without the timeout that Python has since 3.12."""
+        del timeout
+        self._skipping.in_threads += 1
+        try:
+            await super().shutdown_default_executor()
+        finally:
+            self._skipping.in_threads -= 1
+
 
 @dataclass(frozen=True)
 class Call:
