@@ -148,6 +148,32 @@ def test_a_drumlineignore_excludes_files_and_can_include_defaults(
     ]  # fmt: skip
 
 
+INVALID_PATTERNS = ["!", "[z-a]", "a\\", "\\"]
+
+
+@pytest.mark.parametrize("line", INVALID_PATTERNS)
+def test_a_line_that_is_no_pattern_is_ignored_in_a_gitignore_as_git_does(
+    tmp_path: Path, line: str
+) -> None:
+    folder = fill(tmp_path / "code", "train.py", "a.tmp", "b.log")
+    (folder / ".gitignore").write_text(f"*.tmp\n{line}\n*.log\n")
+    assert packed(folder, tmp_path / "out") == [".gitignore", "train.py"]
+
+
+@pytest.mark.parametrize("line", INVALID_PATTERNS)
+def test_a_line_that_is_no_pattern_is_an_error_in_a_drumlineignore(
+    tmp_path: Path, line: str
+) -> None:
+    """The user expects that its files are not sent."""
+    folder = fill(tmp_path / "code", "train.py", "lib/x.py")
+    (folder / "lib" / ".drumlineignore").write_text(f"*.tmp\n{line}\n")
+    with pytest.raises(CodeError) as error:
+        pack(folder, tmp_path / "out")
+    assert str(error.value) == (
+        f"code: lib/.drumlineignore:2  {line} is not a valid pattern; correct or remove it"
+    )
+
+
 def test_the_largest_files_are_named(tmp_path: Path) -> None:
     folder = fill(tmp_path / "code", "train.py", "a/small.bin", "b.bin", "c.bin", "d.bin", "e.bin")
     for megabytes, name in enumerate(("a/small.bin", "b.bin", "c.bin", "d.bin", "e.bin")):

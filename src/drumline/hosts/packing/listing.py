@@ -1,13 +1,14 @@
 """The files of a working folder that belong to the code, before secrets are left out."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from drumline.hosts.packing.rules import CodeError
+from drumline.hosts.packing.rules import CodeError, printable
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -165,7 +166,30 @@ def _add_rules(rules: "_Rules", folder: str, file: Path) -> "_Rules":
     if not (os.path.isfile(file) and os.access(file, os.R_OK)):
         return rules
     lines = file.read_text(errors="replace").splitlines()
-    return (*rules, (folder, GitIgnoreSpec.from_lines(lines)))
+    try:
+        spec = GitIgnoreSpec.from_lines(lines)
+    except (ValueError, re.error):
+        spec = GitIgnoreSpec.from_lines(_valid_patterns(lines, folder, file))
+    return (*rules, (folder, spec))
+
+
+def _valid_patterns(lines: list[str], folder: str, file: Path) -> Iterator[str]:
+    """Yield the valid patterns of a .gitignore, because git ignores the others.
+
+    Raises CodeError for a `.drumlineignore`, whose user expects that the files are not sent.
+    """
+    from pathspec import GitIgnoreSpec
+
+    for number, line in enumerate(lines, 1):
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except (ValueError, re.error):
+            if file.name == IGNORE_FILE:
+                name = printable(os.path.join(folder, IGNORE_FILE))
+                reason = f"{printable(line)} is not a valid pattern"
+                raise CodeError(f"code: {name}:{number}  {reason}; correct or remove it") from None
+        else:
+            yield line
 
 
 def _below(
