@@ -5,6 +5,7 @@ import base64
 import errno
 import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,26 @@ def test_a_link_in_the_place_of_the_named_folder_is_reported(tmp_path: Path) -> 
     on_hosts(tmp_path, 1, story)
 
 
+@pytest.mark.parametrize("paths", [["results/"], ["results/*.csv", "**/*.csv"]])
+def test_folders_that_are_too_deep_do_not_lose_the_other_files(
+    tmp_path: Path, paths: list[str]
+) -> None:
+    async def story(slice_: Slice) -> None:
+        session = await ended(
+            slice_,
+            'mkdir results; cd results; echo 1 >a.csv; python3 -c "import os\n'
+            "for _ in range(1200): os.mkdir('d'); os.chdir('d')\n"
+            "open('b.csv', 'w').close()\"",
+        )
+        result = (await copy(session, target(slice_), paths))[0]
+        shutil.move(work(slice_.hosts[0].home) / "results" / "d", tmp_path / "deep")
+        subprocess.run(["/bin/rm", "-r", tmp_path / "deep"], check=True)
+        assert (result.files, result.error) == (1, "")
+        assert kept(slice_) == {"host-0/results/a.csv": b"1\n"}
+
+    on_hosts(tmp_path, 1, story)
+
+
 def test_files_beyond_the_limit_are_reported_and_small_files_come_first(tmp_path: Path) -> None:
     async def story(slice_: Slice) -> None:
         session = await ended(
@@ -242,6 +263,32 @@ async def copy_from(agent: Any, tmp_path: Path) -> HostCopy:
     result = HostCopy()
     await folder.copy(agent, "jobs/1", ["results"], 0, result)
     return result
+
+
+class CountingLiar(Liar):
+    """An agent whose messages have all arrived, so that nothing else suspends the copy."""
+
+    rounds = 0
+    """The number of times that another task ran between the first and the last message."""
+
+    async def send_outputs(
+        self, _: str, files: Sequence[tuple[str, int]]
+    ) -> AsyncIterator[wire.OutputChunk]:
+        async def count() -> None:
+            while True:
+                self.rounds += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        for index in range(len(files)):
+            yield chunk(b"x", index)
+        counting.cancel()
+
+
+def test_a_copy_of_many_files_lets_other_tasks_run(tmp_path: Path) -> None:
+    agent = CountingLiar([(f"results/{number}", 1, 1) for number in range(100)])
+    assert asyncio.run(copy_from(agent, tmp_path)).files == 100
+    assert agent.rounds >= 99
 
 
 BAD_NAMES = [

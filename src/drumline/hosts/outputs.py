@@ -133,6 +133,8 @@ class OutputFolder:
                         raise AgentError("the host did not send all files")
                     if chunk.index != position:
                         raise AgentError("the host sent a file that was not requested")
+                    # Messages that have arrived do not suspend this task.
+                    await asyncio.sleep(0)
                     file = files[position]
                     if chunk.error:
                         result.leave_out(file.name, chunk.error)

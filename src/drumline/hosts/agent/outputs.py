@@ -30,6 +30,8 @@ MAX_LIST_BYTES = 4_000_000
 """The size of the list, which is one message."""
 MAX_PROBLEMS = 20
 """The number of files that are listed with the reason why they cannot be copied."""
+MAX_DEPTH = 400
+"""The depth of folders that are listed. Each takes a call of Python, which allows 1,000."""
 MAGIC = frozenset("*?[")
 
 
@@ -58,6 +60,8 @@ class Listing:
         try:
             status = os.lstat(path)
             if stat.S_ISDIR(status.st_mode):
+                if name.count("/") >= MAX_DEPTH:
+                    raise OSError("its folder is too deep")
                 for entry in self.entries(name):
                     self.add(os.path.join(name, entry))
                 return
@@ -145,7 +149,8 @@ def expand(listing: Listing, folder: str, parts: list[str]) -> Iterator[str]:
         yield from expand(listing, folder, rest)
         for name in listing.entries(folder):
             path = os.path.join(folder, name)
-            if not name.startswith(".") and listing.is_folder(path):
+            enterable = not name.startswith(".") and path.count("/") < MAX_DEPTH
+            if enterable and listing.is_folder(path):
                 yield from expand(listing, path, parts)
         return
     if MAGIC & set(part):
