@@ -1,8 +1,18 @@
-"""Files that are replaced as a whole."""
+"""Files that are replaced as a whole, and folders of any depth that are deleted."""
 
 import os
+import shutil
+import subprocess
 import threading
 from pathlib import Path
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete a folder as far as possible. Programs may have nested theirs more than Python can."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        subprocess.run(["/bin/rm", "-rf", "--", str(folder)], check=False, capture_output=True)
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import multiprocessing
 import multiprocessing.util
-import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from drumline.cloud.emulator.host_messages import (
 )
 from drumline.cloud.emulator.machines import MachineFolders
 from drumline.cloud.model.resources import HostAddress, Node
+from drumline.files import remove_tree
 
 # A host ends in milliseconds. One that hangs is killed after this time.
 _END_SECONDS = 40.0
@@ -146,7 +146,7 @@ class RunningHosts:
         """End the hosts of an earlier emulator in this home, and remove their disks."""
         variable = f"DRUMLINE_HOST_TAG={self._settings.tag}"
         processes.kill_all(lambda: processes.find_by_environment(variable), timeout=5.0)
-        shutil.rmtree(self._settings.hosts, ignore_errors=True)
+        remove_tree(self._settings.hosts)
         self._settings.hosts.mkdir(parents=True, mode=0o700)
         self._settings.buckets.mkdir(exist_ok=True)
 
@@ -188,7 +188,7 @@ class RunningHosts:
                 await self._end_all(node.uid)
                 self._ending.discard(node.uid)
                 if not keep_disks:
-                    await asyncio.to_thread(shutil.rmtree, self._folder(node), ignore_errors=True)
+                    await asyncio.to_thread(remove_tree, self._folder(node))
                     self._keys.pop(node.uid, None)
                     self._locks.pop(node.uid, None)
             report(node, keep_disks)
@@ -216,7 +216,7 @@ class RunningHosts:
     async def close(self) -> None:
         """End all hosts."""
         await asyncio.gather(*(self._end_all(uid) for uid in list(self._running)))
-        shutil.rmtree(self._settings.hosts, ignore_errors=True)
+        remove_tree(self._settings.hosts)
         for task in self._tasks:
             task.cancel()
         self._starter.shutdown(wait=False)
