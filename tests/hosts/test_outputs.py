@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from drumline.hosts.agent import outputs as agent_outputs
 from drumline.hosts.agent import wire
 from drumline.hosts.code import pack
 from drumline.hosts.connection import AgentError
@@ -97,6 +98,25 @@ def test_patterns(tmp_path: Path) -> None:
             shutil.rmtree(slice_.folder / "kept")
 
     on_hosts(tmp_path, 1, story)
+
+
+def test_patterns_for_folders_in_a_row_read_each_folder_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a/b/c").mkdir(parents=True)
+    (tmp_path / "a/b/c/x.txt").touch()
+    folders_read = []
+    real = agent_outputs.Listing.entries
+
+    def entries(listing: agent_outputs.Listing, name: str) -> list[str]:
+        folders_read.append(name)
+        return real(listing, name)
+
+    monkeypatch.setattr(agent_outputs.Listing, "entries", entries)
+    listing = agent_outputs.Listing(str(tmp_path))
+    names = list(agent_outputs.expand(listing, "", ["**"] * 12 + ["x.txt"]))
+    assert names == ["a/b/c/x.txt"]
+    assert len(folders_read) <= 8
 
 
 def test_only_changed_files_are_copied_again(tmp_path: Path) -> None:

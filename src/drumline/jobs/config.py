@@ -120,7 +120,6 @@ _FAST_TIMEOUTS = Timeouts(
     settle=1.0,
     shutdown=2.0,
     rest=0.5,
-    outputs=60.0,
     outputs_interval=5.0,
     retry=0.5,
 )

@@ -19,6 +19,7 @@ from drumline.hosts.environment import (
     run_wrap,
 )
 from drumline.hosts.values import Step, attempt_folder
+from tests.cases import rare
 from tests.hosts.agent.machine import Machine, processes_with, wait_for
 from tests.hosts.wheels import wheel
 
@@ -126,6 +127,7 @@ def test_a_second_job_with_the_same_requirements_installs_nothing(host: Host) ->
     assert host.installations() == 1
 
 
+@pytest.mark.every_case
 def test_a_real_environment_is_installed_once_without_a_network(host: Host) -> None:
     wheel(host.machine.home / "wheels", "drumline_try", "VALUE = 7\n")
     options = ("--no-index", "--find-links", str(host.machine.home / "wheels"), "drumline_try")
@@ -213,6 +215,15 @@ def test_an_installation_that_was_killed_is_never_used(host: Host) -> None:
     assert host.folders() == {host.environment(second).name}
 
 
+@pytest.mark.parametrize("record", ["{}", '{"digest": 5}', "[]", "no JSON"])
+def test_an_invalid_record_of_an_environment_is_ignored(host: Host, record: str) -> None:
+    host.step(host.attempt())
+    (host.folder / "zz.json").write_text(record)
+    second = host.attempt("000013")
+    host.step(second)
+    assert "environment: reused" in host.log(second)
+
+
 def test_a_failed_installation_is_removed_and_tried_again(host: Host) -> None:
     first = host.attempt("000012")
     recipe = PythonRecipe(kind="venv", requirements=["pkg"], job="000012")
@@ -297,13 +308,15 @@ CODE = {"requirements.txt": "jax\n", "pyproject.toml": "[project]\nname = 'x'\n"
     [
         ("a package", {}, {"requirements": ["pkg==2"]}),
         ("the version of Python", {}, {"version": f"3.{sys.version_info.minor}"}),
-        ("the kind", {}, {"kind": "uv"}),
-        ("the file", {"code": {"requirements.txt": "optax\n"}},
-         {"requirements_file": "requirements.txt"}),
-        ("an option of pip", {"environment": {"PIP_PRE": "1"}}, {}),
         ("a constraint", {"code": {"c.txt": "jax<1"}, "environment": {"PIP_CONSTRAINT": "c.txt"}},
          {}),
-        ("a compiler flag", {"environment": {"CFLAGS": "-O0"}}, {}),
+        *rare(
+            ("the kind", {}, {"kind": "uv"}),
+            ("the file", {"code": {"requirements.txt": "optax\n"}},
+             {"requirements_file": "requirements.txt"}),
+            ("an option of pip", {"environment": {"PIP_PRE": "1"}}, {}),
+            ("a compiler flag", {"environment": {"CFLAGS": "-O0"}}, {}),
+        ),
     ],
 )  # fmt: skip
 def test_whatever_decides_the_packages_is_in_the_digest(
@@ -351,8 +364,11 @@ def test_files_that_a_requirements_file_names_count(host: Host, limit: str) -> N
 @pytest.mark.parametrize(
     ("requirements", "shared_by_jobs"),
     [
-        (["./pkg"], True), (["pkg @ ./pkg"], True), (["--find-links", "wheels", "pkg"], True),
-        (["pkg-1.0-py3-none-any.whl"], True), (["-e", "."], False), (["-e ./pkg[dev]"], False),
+        (["./pkg"], True), (["-e", "."], False),
+        *rare(
+            (["pkg @ ./pkg"], True), (["--find-links", "wheels", "pkg"], True),
+            (["pkg-1.0-py3-none-any.whl"], True), (["-e ./pkg[dev]"], False),
+        ),
     ],
 )  # fmt: skip
 def test_packages_in_the_code_depend_on_the_code(

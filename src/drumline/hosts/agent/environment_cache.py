@@ -350,13 +350,16 @@ def _lock_file(parent: str, digest: str) -> str:
     return os.path.join(parent, digest[:12] + ".lock")
 
 
+_RECORD_FIELDS = {"digest", "made", "packages", "bytes", "job", "shared"}
+
+
 def _records(parent: str) -> dict[str, Json]:
-    """Return the records of complete environments by their names."""
+    """Return the records of complete environments by their names, without invalid ones."""
     records = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):
             record = read_json(parent, name) if name.endswith(".json") else None
-            if record is not None:
+            if record is not None and record.keys() >= _RECORD_FIELDS:
                 records[name[: -len(".json")]] = record
     return records
 

@@ -131,11 +131,12 @@ class JobOutputs:
                 left_out=copy.left_out,
                 problems=copy.problems,
             )
-        if job_id not in self._records:
-            return  # the job has ended meanwhile
-        summary = summarize(result, str(folder.folder))
-        self._copies[job_id] = OutputsCopy(began_at, self._clock(), summary)
-        self._newest[job_id] = result
+        if job_id in self._records:
+            summary = summarize(result, str(folder.folder))
+            self._copies[job_id] = OutputsCopy(began_at, self._clock(), summary)
+            self._newest[job_id] = result
+        elif not folder.folder.exists():
+            return  # the job has ended without outputs, or its user has deleted them
         try:
             write_atomically(self._folders.outputs_record(job_id), result.model_dump_json())
         except OSError as error:
