@@ -77,6 +77,7 @@ def test_the_quickstart_trains_twice_and_reports_the_result_of_digits(
     assert last["eval loss"] == pytest.approx(stated["eval loss"], rel=0.05)
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 @pytest.mark.parametrize("names", [TRAINED[-1:], *rare((TRAINED[1:-1],))])
 def test_every_other_config_runs(names: tuple[str, ...]) -> None:
@@ -129,6 +130,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
         yield new
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_the_example_of_init_resumes_after_a_preemption(
     installation: Installation, tmp_path: Path

@@ -214,6 +214,7 @@ def estimate_of(name: str) -> Estimate:
     return estimate(function, *arguments, on=find_example(name).on)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_chapter_example_sends_the_expected_collectives(name: str) -> None:
     expected_example, report = EXPECTED[name], report_of(f"chapter/{name}")
@@ -347,6 +348,7 @@ def test_tensor_parallelism_sends_activations_round_rings() -> None:
     assert ("collective-permute", ("data",)) not in sent_totals
 
 
+@pytest.mark.every_case
 def test_fsdp_and_tensor_parallelism_keep_to_their_axes() -> None:
     sent_totals = totals(report_of("models/lm-1b3-fsdp+tensor"))
     by_kind: dict[str, set[tuple[str, ...]]] = {}
@@ -356,6 +358,7 @@ def test_fsdp_and_tensor_parallelism_keep_to_their_axes() -> None:
     assert by_kind["collective-permute"] == by_kind["all-to-all"] == {("model",)}
 
 
+@pytest.mark.every_case
 def test_expert_parallelism_sends_tokens_to_the_experts_devices() -> None:
     report = report_of("models/lm-moe-expert")
     tokens = [collective for collective in report.collectives if collective.kind == "all-to-all"]

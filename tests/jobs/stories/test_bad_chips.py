@@ -45,6 +45,7 @@ def remembered(installation: Installation) -> dict[str, dict[str, Any]]:
     return {host["identity"]: host for host in installation.client.known_hosts()}
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_a_burn_in_finds_the_lying_host_and_later_jobs_refuse_it(
     installation: Installation,

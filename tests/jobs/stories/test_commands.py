@@ -98,6 +98,7 @@ def test_create_list_and_show_speak_json_with_the_keys_users_rely_on(shell: Shel
     assert shell("logs", job).out.splitlines()[-1] == "hello"
 
 
+@pytest.mark.every_case
 def test_list_finds_jobs_by_status_name_and_user(shell: Shell, running: str) -> None:
     path = shell.installation.write_job("exit 3", accelerator="v4-8", name="odd [1]")
     job = shell("create", str(path), "--json", "--set", "retry.failures=0").json["id"]
@@ -281,6 +282,7 @@ def test_cancel_keeps_the_slice_resume_uses_it_and_delete_releases_it(
     assert "on attempt 2" in shell("logs", job).out
 
 
+@pytest.mark.every_case
 def test_resume_reads_the_job_file_again_and_lists_the_changes(shell: Shell) -> None:
     path = shell.installation.write_job("exit 3", accelerator="v4-8", retry={"failures": 0})
     new = shell("create", str(path), "--json", "--set", "stop_grace=2")
@@ -374,6 +376,7 @@ def test_an_id_that_is_none_is_one_sentence_and_2(shell: Shell, words: tuple[str
     assert "drumline list" in result.err
 
 
+@pytest.mark.every_case
 def test_jobman_knows_the_six_commands_of_the_slides(shell: Shell) -> None:
     path = shell.installation.write_job("sleep 600", accelerator="v4-8", name="slides")
     new = shell("create", str(path), command="jobman")

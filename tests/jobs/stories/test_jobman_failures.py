@@ -64,6 +64,7 @@ def starts(shared: Installation, name: str, job: str) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
+@pytest.mark.every_case
 def test_01_a_command_is_never_started_a_second_time_beside_the_first(
     shared: Installation, jobs: dict[str, str], tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_11_no_phrase_in_the_log_overrides_the_exit_status(
     assert shown["attempts"][0]["hosts"][0]["exit_code"] == 5
 
 
+@pytest.mark.every_case
 def test_12_set_up_is_repeated_on_the_fresh_slice_after_a_preemption(shared: Installation) -> None:
     """Set-up is not repeated on the fresh VM after a preemption."""
     job = shared.create(
@@ -191,6 +193,7 @@ def test_14_a_second_server_of_the_same_home_exits_at_once(
     assert starts(shared, "twice", job) == 1
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("accelerator", "hosts"), [("v5p-16", 2), ("v5litepod-8", 1)])
 def test_15_hosts_are_counted_as_the_cloud_counts_them(
     shared: Installation, accelerator: str, hosts: int

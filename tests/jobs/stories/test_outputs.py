@@ -69,6 +69,7 @@ def test_after_a_success_the_outputs_of_every_host_are_there(shared: Installatio
     assert files(shared, job)["done"] == "done\n"
 
 
+@pytest.mark.every_case
 def test_after_a_failure_and_after_a_resume_the_outputs_are_there(shared: Installation) -> None:
     environment = {"CODE": "3"}
     job = shared.create(
@@ -99,6 +100,7 @@ def test_a_preemption_without_notice_loses_the_changes_since_the_last_copy(
     shared.client.delete(job)
 
 
+@pytest.mark.every_case
 def test_with_a_notice_the_files_of_the_last_seconds_are_copied(shared: Installation) -> None:
     run = WRITER.replace("trap - TERM", "").replace(
         "mkdir", "trap 'echo saved > results/at-the-end; exit 75' TERM; mkdir", 1
@@ -111,6 +113,7 @@ def test_with_a_notice_the_files_of_the_last_seconds_are_copied(shared: Installa
     shared.client.delete(job)
 
 
+@pytest.mark.every_case
 def test_after_a_cancel_the_last_files_are_there(shared: Installation) -> None:
     job = runs(shared)
     shared.client.cancel(job)
@@ -144,6 +147,7 @@ def files_sizes(installation: Installation, job: str, host: int) -> dict[str, in
     return {path.name: path.stat().st_size for path in folder.glob("*")}
 
 
+@pytest.mark.every_case
 def test_files_beyond_the_limit_are_reported_and_the_job_succeeds(
     installation: Installation,
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_plain_script_survives_a_notice_without_any_allowance(shared: Installa
     shared.cloud_is_empty()
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_jobs_survive_repeated_kills_of_the_server(
     installation: Installation,
@@ -213,6 +214,7 @@ def test_a_fifth_of_all_calls_fails_and_the_login_expires(
     installation.cloud_is_empty()
 
 
+@pytest.mark.every_case
 def test_no_capacity_in_the_first_zone_moves_to_the_next(installation: Installation) -> None:
     installation.emulator("capacity", zone="local-a", accelerator="v4-8", chips=0)
     installation.emulator("capacity", zone="local-b", accelerator="v4-8", chips=0)

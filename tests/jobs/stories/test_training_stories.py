@@ -110,6 +110,7 @@ def test_a_preemption_is_shown_with_its_step_and_the_curve_continues(
     assert history["points"][-1]["step"] == 24
 
 
+@pytest.mark.every_case
 def test_one_that_saves_on_notice_and_leaves_is_preempted_not_failed(tmp_path: Path) -> None:
     with temporary_installation(tmp_path) as installation:
         # As on Google Cloud, a host shuts down after its program, and before the end of its notice.

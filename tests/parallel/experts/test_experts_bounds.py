@@ -25,6 +25,7 @@ def _type(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStr
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.every_case
 @pytest.mark.usefixtures("traced_for_cpu_alone")
 def test_memory_is_bounded_for_any_assignment() -> None:
     tokens, d, f, experts, k, x = 4096, 256, 512, 16, 2, 8
@@ -165,6 +166,7 @@ def test_forward_mode_and_second_derivatives_are_rejected(exchange: str) -> None
         local(case.a, case.w, assignment, case.gates, axis_name="X")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("exchange", ["alltoall", "allgather"])
 def test_vmap_over_tokens_equals_separate_calls(exchange: str) -> None:
     case, assignment = random_case(4, 2, tokens=8), assign("adversarial", 4, 2, 8)

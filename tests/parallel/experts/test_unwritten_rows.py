@@ -98,6 +98,7 @@ def _with_gradients(function: Any) -> Any:
     return jax.jit(jax.value_and_grad(loss, (0, 1)))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("exchange", ["alltoall", *rare("local")])
 def test_unwritten_rows_do_not_affect_the_layer(
     exchange: str, request: pytest.FixtureRequest

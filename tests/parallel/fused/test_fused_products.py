@@ -92,6 +92,7 @@ def test_matmuls_on_longer_rings(
     assert_close(out, np.asarray(x, np.float64) @ np.asarray(w, np.float64))
 
 
+@pytest.mark.every_case
 @pytest.mark.usefixtures("emulated_tpu")
 @pytest.mark.parametrize("cores", [1, *rare(2)])  # Two cores take half a minute to emulate.
 @pytest.mark.parametrize("function", ["gather", *rare("scatter")])
@@ -141,6 +142,7 @@ def test_a_ring_over_either_axis_of_a_mesh(axis: str, fused: Fused) -> None:
     assert_close(out, np.asarray(xs, np.float64) @ np.asarray(w, np.float64))
 
 
+@pytest.mark.every_case
 def test_a_ring_over_two_axes_in_another_order_than_the_mesh() -> None:
     mesh = Mesh(np.array(jax.devices()[:6]).reshape(2, 3), ("X", "Y"))
     axes = ("Y", "X")

@@ -83,6 +83,7 @@ def test_an_attempt_recognizes_its_folder_in_any_spelling(
     assert not this_writer("gs://lab/team/run2").assigned
 
 
+@pytest.mark.every_case
 @pytest.mark.long
 def test_a_killed_run_resumes_from_the_bucket_with_the_same_bits(
     bucket: str, bucket_folder: Path, tmp_path: Path, compiled: str
