@@ -98,8 +98,6 @@ class EndlessDeletion:
     began_at: float
     contacted: bool
     """True if a server has ever connected to one of its hosts."""
-    repeated_at: float
-    """The time of the last call that deletes it, also of one that failed."""
 
 
 @dataclass
@@ -136,6 +134,8 @@ class SimulatedCloud:
         """Every slice that became ready."""
         self.endless_deletions: dict[str, EndlessDeletion] = {}
         """The slices that stay DELETING for ever, by name."""
+        self.deletes: dict[str, list[float]] = {}
+        """The times of the first and the last call to delete each slice, also if they failed."""
         self.undeletable: set[str] = set()
         """Slices that will stay DELETING for ever once they are deleted."""
         self._operations: dict[str, OperationState] = {}
@@ -378,8 +378,7 @@ class SimulatedCloud:
 
     async def release(self, zone: str, name: str, slices: Sequence[str] = ()) -> None:
         """Delete a request and its nodes."""
-        if name in self.endless_deletions:
-            self.endless_deletions[name].repeated_at = self._environment.now()
+        self.deletes[name] = [*self.deletes.get(name, [])[:1], self._environment.now()]
         await self._call("release")
         if self._stream.bernoulli(self.conditions.lost_deletes):
             raise CONFLICT
@@ -405,7 +404,7 @@ class SimulatedCloud:
         hosts = self.hosts_of(node)
         contacted = any(host.contacted for host in hosts)
         self._environment.note("never deleted", name)
-        self.endless_deletions[name] = EndlessDeletion(now, contacted, now)
+        self.endless_deletions[name] = EndlessDeletion(now, contacted)
         for host in hosts:
             host.hang(math.inf)
 

@@ -89,6 +89,8 @@ class Server:
         self._slept = 0.0
         """Seconds for which the machine's own clock stood still."""
         self.asleep = False
+        self.awake_since = 0.0
+        """The time of the last start or wake-up."""
         self._party = ""
         self._killed_objects: list[Any] = []
         self._supervisor: Supervisor | None = None
@@ -112,6 +114,7 @@ class Server:
     def start(self) -> None:
         """Start a new server process."""
         self.starts += 1
+        self.awake_since = self._environment.now()
         self._party = f"{self._name}-{self.starts}"
         self._killed = asyncio.Event()
         self._environment.note("server starts", self.starts)
@@ -152,7 +155,7 @@ class Server:
         self.asleep = True
         self._environment.loop.put_to_sleep(party)
         await asyncio.sleep(seconds)
-        self.asleep = False
+        self.asleep, self.awake_since = False, self._environment.now()
         if party != self._party:
             return  # it was killed meanwhile
         if not counts:

@@ -34,6 +34,20 @@ def test_a_cancel_waits_for_the_host_that_cannot_be_reached() -> None:
     assert scenario.job.placement is not None, "kept for a resume"
 
 
+def test_a_cancel_waits_for_the_program_on_an_earlier_slice_that_is_never_deleted() -> None:
+    scenario = Scenario().runs()
+    scenario.job = replace(scenario.job, wish=DesiredState.CANCEL, keep=3600.0)
+    scenario.stopped, scenario.old_program_may_run = True, True
+    scenario.settle()
+    assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert not scenario.status().ended
+    assert scenario.job.reason == "stopping: waiting for its slice to be deleted"
+    scenario.old_program_may_run = False
+    scenario.settle()
+    assert scenario.status() is Status.CANCELLED
+    assert scenario.outcomes == [Outcome.CANCELLED]
+
+
 def test_a_cancel_ends_when_the_slice_of_the_host_is_gone() -> None:
     scenario = stopping(DesiredState.CANCEL).look(None, None)
     assert scenario.status() is Status.CANCELLED

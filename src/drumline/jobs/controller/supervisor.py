@@ -233,7 +233,8 @@ class Supervisor:
             address_error=self.sessions.address_error(job),
             listening_since=self.sessions.listening_since(job),
             zones=self._availability.zones(job.choices) if waits else {},
-            old_program_may_run=placement is None and self._old_program_may_run(job),
+            old_program_may_run=(placement is None or job.wish is not DesiredState.RUN)
+            and self._old_program_may_run(job),
             stopped=self.sessions.stopped(job),
             unreachable=self.sessions.unreachable(job),
             steps=self.heartbeats.steps(job.id, job.attempt.number) if job.attempt else None,

@@ -478,7 +478,7 @@ def _stop_for_user(
         return _repeat_stop(job, placement, current_attempt(job), stopping)
     if job.wish is DesiredState.RESTART:
         return resume_job(job)
-    if releases:
+    if releases or observations.old_program_may_run:
         return release_for_user(job, placement, observations, now)
     reason = f"slice {placement.accelerator} in {placement.zone} kept for a resume"
     ended = cancelled_attempt(job)

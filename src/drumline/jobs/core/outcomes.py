@@ -434,7 +434,7 @@ def release_for_user(
 ) -> Decision:
     """Release the slices of a cancelled or deleted job, and end it.
 
-    If a program may still run on them, the job ends once the slices are gone.
+    If a program may still run on them, or on earlier ones, the job ends once all are gone.
     """
     release = (Effect(EffectKind.RELEASE, placement, "no longer wanted"),)
     observation = observations.placement
@@ -442,7 +442,8 @@ def release_for_user(
     gone = observation is not None and (listed is None or not listed.may_run)
     may_have_run = placement.phase is PlacementPhase.READY and job.attempt is not None
     job = replace(job, placement=None)
-    if may_have_run and not (gone or observations.stopped):
+    may_run = may_have_run and not (gone or observations.stopped)
+    if may_run or observations.old_program_may_run:
         return Decision(job, effects=release)
     ended = cancelled_attempt(job)
     return finish_job(job, Status.CANCELLED, "cancelled", now, effects=release, ended=ended)

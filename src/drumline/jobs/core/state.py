@@ -345,7 +345,8 @@ class Observations:
     zones: Mapping[Candidate, ZoneStatus] = field(default_factory=dict)
     old_program_may_run: bool = False
     """True if a slice that is being deleted may still run a program of this job. For a job that
-    shall run, programs of other jobs with the same checkpoint folder count too."""
+    shall run, this is observed only without a placement, and programs of other jobs with the same
+    checkpoint folder count too."""
     stopped: bool = False
     """True if every host confirmed that the program is stopped."""
     unreachable: tuple[int, ...] = ()
