@@ -202,10 +202,12 @@ def test_an_installation_that_was_killed_is_never_used(host: Host) -> None:
     call = host.begin_step(first)
     wait_for(lambda: host.installations() == 1, "the installation has begun")
     left = host.environment(first)
-    # All at once: nobody cleans up after another one.
-    processes = processes_with(f"HOME={host.machine.home}")
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        send_signal({*processes}, number)
+    # All at once, with those that are being forked: no process cleans up after another one.
+    stopped: set[int] = set()
+    while new := {*processes_with(f"HOME={host.machine.home}")} - stopped:
+        send_signal(new, signal.SIGSTOP)
+        stopped |= new
+    send_signal(stopped, signal.SIGKILL)
     call.communicate(timeout=60)
     assert left.is_dir()
     gate.unlink()
