@@ -71,12 +71,12 @@ class OutputFolder:
         self.folder = folder
         self._drafts = drafts
         self._max_bytes = max_bytes
-        self._room = 0
+        self._free_bytes = 0
 
     async def begin(self) -> None:
-        """Measure the room that is left."""
+        """Measure the space that is left within the limit."""
         _, size = await self.measure()
-        self._room = self._max_bytes - size
+        self._free_bytes = self._max_bytes - size
 
     async def measure(self) -> tuple[int, int]:
         """Return the number and size of the files."""
@@ -101,14 +101,14 @@ class OutputFolder:
         files = list(_valid(listing.files, result.leave_out))
         changed = await asyncio.to_thread(lambda: list(_changed(files, target)))
         wanted = []
-        # Small files first, so that one huge file does not take the room of all others.
+        # Small files first, so that one huge file does not take the space of all others.
         for file, old_size in sorted(changed, key=lambda pair: pair[0].size):
-            if file.size - old_size > self._room:
+            if file.size - old_size > self._free_bytes:
                 limit = f"{self._max_bytes / 1e6:,.0f} MB for each job"
                 reason = f"{file.size / 1e6:,.1f} MB do not fit into the limit of {limit}"
                 result.leave_out(file.name, f"{reason} (output_megabytes in config.yaml)")
                 continue
-            self._room -= file.size - old_size
+            self._free_bytes -= file.size - old_size
             wanted.append(file)
         if wanted:
             await self._receive(agent, attempt, wanted, target, result)
