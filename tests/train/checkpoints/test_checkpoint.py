@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -303,3 +304,19 @@ def test_checkpoints_of_another_program_are_never_removed(tmp_path: Path) -> Non
         checkpoints.save(step, state_on_devices(step), make_mesh({"data": 1}))
     checkpoints.close()
     assert {p.name for p in (tmp_path / "run").iterdir() if p.name.isdigit()} == {"1", "4"}
+
+
+@pytest.mark.parametrize(
+    ("message", "printed"), [("Event loop is closed", False), ("the disk is full", True)]
+)
+def test_a_thread_that_reports_to_a_closed_loop_does_not_break_up_the_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], message: str, printed: bool
+) -> None:
+    Checkpoints(str(tmp_path), set, print, fence_of()).close()
+    error = RuntimeError(message)
+    thread = threading.Thread(target=sys.excepthook, args=(RuntimeError, error, None))
+    thread.start()
+    thread.join()
+    assert (message in capsys.readouterr().err) is printed
+    sys.excepthook(RuntimeError, error, None)
+    assert message in capsys.readouterr().err

@@ -100,6 +100,7 @@ class Checkpoints:
         self._last_step = last_step
         self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         logging.getLogger("absl").addFilter(_has_no_traceback)
+        _hide_late_errors()
         self._commit_thread: threading.Thread | None = None
         self._error: Exception | None = None
         if fence is not None:
@@ -328,7 +329,7 @@ class Checkpoints:
     ) -> tuple[Saved | None, str]:
         """Return a checkpoint, or None and the reason. All hosts return the same."""
         tree, failure = None, ""
-        with _ignore_late_errors():
+        with _ignore_unraisable_errors():
             try:
                 tree = self._read_local(step, _named_leaves(abstract_state), mesh)
             except UserError as error:
@@ -496,27 +497,41 @@ def _is_host_0() -> bool:
 
 
 @contextmanager
-def _ignore_late_errors() -> Iterator[None]:
+def _ignore_unraisable_errors() -> Iterator[None]:
     """Ignore errors in the remaining parts of a read that has failed."""
     previous = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:
         yield
     finally:
-        filters = getattr(previous, "filters_late_errors", False)
-        sys.unraisablehook = previous if filters else _filter_late_errors(previous)
+        sys.unraisablehook = previous
 
 
-def _filter_late_errors(previous: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Return a hook that ignores the errors that TensorStore reports after its loop has closed."""
+def _hide_late_errors() -> None:
+    """Print no traceback when a thread of TensorStore reports to an event loop that has closed.
 
-    def report(unraisable: Any) -> None:
-        error = unraisable.exc_value
-        if not (isinstance(error, RuntimeError) and "loop is closed" in str(error)):
-            previous(unraisable)
+    After a failed read or write there can be dozens, and they would break up the message that
+    says why it failed. The error of a thread that was started by Python is printed elsewhere.
+    """
+    if getattr(sys.excepthook, "hides_late_errors", False):
+        return
+    print_error, print_unraisable = sys.excepthook, sys.unraisablehook
 
-    report.filters_late_errors = True  # type: ignore[attr-defined]
-    return report
+    def excepthook(kind: Any, error: BaseException, traceback: Any) -> None:
+        in_main_thread = threading.get_ident() == threading.main_thread().ident
+        if in_main_thread or not _is_closed_loop(error):
+            print_error(kind, error, traceback)
+
+    def unraisablehook(unraisable: Any) -> None:
+        if not _is_closed_loop(unraisable.exc_value):
+            print_unraisable(unraisable)
+
+    excepthook.hides_late_errors = True  # type: ignore[attr-defined]
+    sys.excepthook, sys.unraisablehook = excepthook, unraisablehook
+
+
+def _is_closed_loop(error: BaseException | None) -> bool:
+    return isinstance(error, RuntimeError) and "loop is closed" in str(error)
 
 
 def _has_no_traceback(record: logging.LogRecord) -> bool:
