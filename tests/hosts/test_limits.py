@@ -14,7 +14,6 @@ import pytest
 from drumline.hosts.agent.status import MAX_BACKLOG_BYTES, ROUND_BYTES
 from drumline.hosts.agent.wire import WatchLine
 from drumline.hosts.connection import AgentError, Connection, KnownHosts
-from drumline.hosts.host_files import AGENT, AGENT_FILE
 from drumline.hosts.log_segments import LogWriter, read_chunk, segments
 from drumline.hosts.values import attempt_folder
 
@@ -66,7 +65,6 @@ async def connect(slice_: Slice) -> Connection:
 def machine(tmp_path: Path) -> Machine:
     home = tmp_path / "home"
     home.mkdir()
-    (tmp_path / AGENT_FILE).write_bytes(AGENT)
     return Machine(home)
 
 

@@ -42,16 +42,26 @@ MessageT = TypeVar("MessageT", bound=Message)
 # -I hides the user's PYTHONPATH and site-packages from the agent. The program still sees them.
 AGENT_COMMAND = f'python3 -I "$HOME"/.drumline/{AGENT_FILE}'
 
-# Stores a file. A lost connection must not leave an incomplete file that looks complete.
+# Stores a zip file of Python modules, and adds the bytecode for the host's version of Python, which
+# every call would compile again. A lost connection must not leave an incomplete file that looks
+# complete.
 INSTALL = """
-import hashlib, os, sys
-folder, sha = os.path.expanduser("~/.drumline"), sys.argv[2]
+import hashlib, importlib.util, marshal, os, sys, zipfile
+name, sha = sys.argv[1:]
 data = sys.stdin.buffer.read()
-if hashlib.sha256(data).hexdigest() != sha: sys.exit("%s arrived incomplete" % sys.argv[1])
+if hashlib.sha256(data).hexdigest() != sha: sys.exit("%s arrived incomplete" % name)
+folder = os.path.expanduser("~/.drumline")
+path = os.path.join(folder, name)
+draft = "%s.%d" % (path, os.getpid())
 os.makedirs(folder, 0o700, True)
-draft = os.path.join(folder, "%s.%d" % (sys.argv[1], os.getpid()))
 with open(draft, "wb") as file: file.write(data)
-os.replace(draft, os.path.join(folder, sys.argv[1]))
+header = importlib.util.MAGIC_NUMBER + b"\\1\\0\\0\\0"  # Valid without a look at the source.
+with zipfile.ZipFile(draft, "a") as archive:
+    for module in archive.namelist():
+        source = archive.read(module)
+        bytecode = marshal.dumps(compile(source, os.path.join(path, module), "exec"))
+        archive.writestr(module + "c", header + importlib.util.source_hash(source) + bytecode)
+os.replace(draft, path)
 """
 
 

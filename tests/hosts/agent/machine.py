@@ -6,11 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from drumline.hosts.agent.processes import all_pids, process_environment
-from drumline.hosts.host_files import AGENT, AGENT_FILE
+from drumline.hosts.host_files import AGENT, AGENT_FILE, AGENT_SHA
+from drumline.hosts.remote import INSTALL
 from drumline.hosts.values import (
     Address,
     HostAssignment,
@@ -29,6 +32,19 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> An
     return value
 
 
+@cache
+def installed_agent() -> bytes:
+    """Return the agent as it is on a host."""
+    with TemporaryDirectory() as home:
+        subprocess.run(
+            [sys.executable, "-I", "-c", INSTALL, AGENT_FILE, AGENT_SHA],
+            input=AGENT,
+            env={"HOME": home},
+            check=True,
+        )
+        return Path(home, ".drumline", AGENT_FILE).read_bytes()
+
+
 class Machine:
     """A host reached without SSH."""
 
@@ -37,7 +53,7 @@ class Machine:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.agent = home.with_name(AGENT_FILE)
-        self.agent.write_bytes(AGENT)
+        self.agent.write_bytes(installed_agent())
         self.environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
         self.what = program()
         self.folder = home / ".drumline" / attempt_folder(self.what)

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import importlib.util
 import io
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 from drumline.hosts.agent.processes import is_alive
 from drumline.hosts.environment import PythonEnvironment, run_wrap
 from drumline.hosts.host_files import AGENT, AGENT_SOURCES, zip_agent
-from tests.hosts.agent.machine import Machine, parent_of, wait_for
+from tests.hosts.agent.machine import Machine, installed_agent, parent_of, wait_for
 
 
 def test_the_agent_needs_only_python_3_8() -> None:
@@ -42,6 +43,25 @@ def test_the_agent_needs_only_python_3_8() -> None:
 
 def test_the_same_sources_give_the_same_zip_file() -> None:
     assert zip_agent() == AGENT
+
+
+@pytest.mark.parametrize("same_python", [True, False])
+def test_an_installed_agent_has_bytecode_that_another_python_ignores(
+    machine: Machine, same_python: bool
+) -> None:
+    source, magic = b"raise SystemExit(3)\n", importlib.util.MAGIC_NUMBER
+    with (
+        zipfile.ZipFile(io.BytesIO(installed_agent())) as installed,
+        zipfile.ZipFile(machine.agent, "w") as agent,
+    ):
+        for name in installed.namelist():
+            content = installed.read(name)
+            if name.endswith(".py"):
+                agent.writestr(name, source if same_python else content)
+            else:
+                assert content.startswith(magic)
+                agent.writestr(name, content if same_python else b"\0\0\r\n" + content[4:])
+    assert machine.call("free-port")["port"] > 0
 
 
 def test_repeated_starts_start_the_program_once(machine: Machine) -> None:
