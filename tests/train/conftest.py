@@ -17,7 +17,9 @@ FOR_CHILDREN = {
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the folder of compiled programs, for this process and those that tests start."""
-    return str(tmp_path_factory.mktemp("compiled"))
+    folder = tmp_path_factory.getbasetemp().parent / "compiled"
+    folder.mkdir(exist_ok=True)
+    return str(folder)
 
 
 @pytest.fixture(autouse=True, scope="package")
