@@ -46,8 +46,10 @@ $(READY): pyproject.toml constraints.txt
 	sed -E '$(JAX_PINS)' constraints.txt > $(VENV)/constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile \
 		--constraint $(VENV)/constraints.txt --editable '.[$(EXTRAS)]'
-	@# pip would compile the bytecode on one core. Some packages have files for other versions.
-	@$(BIN)/python -m compileall -qq --workers 0 $(VENV)/lib || true
+	@# pip would compile the bytecode on one core. The tools and the tests of packages need none,
+	@# and some packages have files for other versions.
+	@$(BIN)/python -m compileall -qq --workers 0 \
+		-x '/(tests|pip|setuptools|pkg_resources|pygments|mypy|mypyc)/' $(VENV)/lib src || true
 	@touch $(READY)
 
 quickstart: $(READY) ## install, then train through a preemption

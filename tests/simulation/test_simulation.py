@@ -11,7 +11,7 @@ from tests.cases import rare
 from tests.simulation.mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).parents[2]
-BATCH = 12
+BATCH = 6
 EASY_MUTATIONS = ("releases_are_dropped", "preemptions_count_as_failures", "requests_are_not_saved")
 MORE_MUTATIONS = (
     "a_gap_in_one_listing_counts_as_gone",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from drumline.parallel.einsum.sharded import einsum, explain_einsum
+from tests.cases import sampled
+from tests.pairwise import pairwise
 
 LENGTHS = {"b": 8, "s": 16, "d": 16, "f": 32, "h": 8, "k": 4, "e": 4, "o": 2, "p": 3}
 
@@ -91,23 +94,24 @@ def test_the_reason_names_the_dimension_and_the_axis(name: str) -> None:
             np.testing.assert_array_equal(result, plain)
 
 
-@pytest.mark.parametrize("empty", "bdf")
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32])
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+SPECS = {
+    "gather rows": (P("Y"), P(None, "Y"), P(None, "Y")),
+    "scatter columns": (P(None, "Y"), P("Y"), P(None, "Y")),
+    "scatter rows": (P(None, "Y"), P("Y"), P("Y")),
+    "allreduce": (P(None, "Y"), P("Y"), P()),
+    "gather contraction": (P(None, "Y"), P(None, "Y"), P(None, "Y")),
+}
+EMPTY_OPTIONS = ("bdf", (jnp.float32, jnp.int32), (AxisType.Auto, AxisType.Explicit), list(SPECS))
+
+
 @pytest.mark.parametrize(
-    "specs",
-    [
-        (P("Y"), P(None, "Y"), P(None, "Y")),
-        (P(None, "Y"), P("Y"), P(None, "Y")),
-        (P(None, "Y"), P("Y"), P("Y")),
-        (P(None, "Y"), P("Y"), P()),
-        (P(None, "Y"), P(None, "Y"), P(None, "Y")),
-    ],
-    ids=["gather rows", "scatter columns", "scatter rows", "allreduce", "gather contraction"],
+    ("empty", "dtype", "axis_type", "name"),
+    sampled(product(*EMPTY_OPTIONS), pairwise(*EMPTY_OPTIONS)),
 )
 def test_empty_arrays_use_jnp_einsum(
-    empty: str, dtype: Any, axis_type: AxisType, specs: tuple[P, P, P]
+    empty: str, dtype: Any, axis_type: AxisType, name: str
 ) -> None:
+    specs = SPECS[name]
     lengths = {**LENGTHS, empty: 0}
     with jax.set_mesh(jax.make_mesh((2, 4), ("X", "Y"), axis_types=(axis_type,) * 2)):
         x, w = (

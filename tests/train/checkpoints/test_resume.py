@@ -73,7 +73,7 @@ def wait_for_step(run: "subprocess.Popen[str]", folder: Path, step: int) -> None
 
 @pytest.mark.long
 def test_a_killed_and_stopped_run_ends_with_the_same_bits(tmp_path: Path, compiled: str) -> None:
-    steps, folder = 150, tmp_path / "disturbed"
+    steps, folder = 100, tmp_path / "disturbed"
     folder.mkdir()
     slow_settings = ("--set", f"steps={steps}", "--set", "pause=0.05")
     rng = random.Random()
