@@ -1,6 +1,6 @@
 # Two targets set everything up from a bare Python 3.11 or newer:
 #   make quickstart   install, then run the main job
-#   make test         install, check, and run every test
+#   make test         install, then run every test
 # Another interpreter: make test PYTHON=python3.12
 # With the comparisons with PyTorch: make test EXTRAS=jax,torch,dev
 # The oldest and the newest supported JAX: make test JAX=oldest, make test JAX=newest
@@ -30,7 +30,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test pytest check format simulate bench clean
+.PHONY: help quickstart test check format simulate bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS='	' read -r target text; do \
@@ -55,11 +55,7 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY) ## install, then train through a preemption
 	$(BIN)/drumline create examples/quickstart.yaml --follow
 
-# Types are checked with the pinned versions only, beside the tests.
-test: $(READY) ## install, check, and run every test
-	@$(MAKE) --no-print-directory --jobs 2 $(if $(JAX_VERSION),,check) pytest
-
-pytest: $(READY) ## run every test, or those of TESTS="tests/cli tests/hosts"
+test: $(READY) ## run every test, or those of TESTS="tests/cli tests/hosts"
 	$(BIN)/pytest --numprocesses 4 --dist worksteal $(TESTS)
 
 check: $(READY) ## lint, format and types, which every commit must pass
