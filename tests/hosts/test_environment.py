@@ -176,7 +176,7 @@ def test_an_image_is_pulled_after_a_login_that_is_not_kept(
 PUBLIC_OR_PRIVATE = """#!/bin/bash
 echo "$1" >> "$LOG"
 [ "$1" != pull ] || [ -n "$PUBLIC" ] || [ -e "$DOCKER_CONFIG/config.json" ] || exit 1
-[ "$1" != login ] || touch "$DOCKER_CONFIG/config.json"
+[ "$1" != login ] || cat > "$DOCKER_CONFIG/config.json"
 """
 
 
