@@ -59,8 +59,10 @@ header = importlib.util.MAGIC_NUMBER + b"\\1\\0\\0\\0"  # Valid without a look a
 with zipfile.ZipFile(draft, "a") as archive:
     for module in archive.namelist():
         source = archive.read(module)
-        bytecode = marshal.dumps(compile(source, os.path.join(path, module), "exec"))
-        archive.writestr(module + "c", header + importlib.util.source_hash(source) + bytecode)
+        try: code = compile(source, os.path.join(path, module), "exec")
+        except SyntaxError: continue  # It is for the newer Python of a container.
+        content = header + importlib.util.source_hash(source) + marshal.dumps(code)
+        archive.writestr(module + "c", content)
 os.replace(draft, path)
 """
 

@@ -1,5 +1,6 @@
 """A machine for the agent: its own folder, and the processes started there."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from drumline.hosts.agent.processes import all_pids, process_environment
-from drumline.hosts.host_files import AGENT, AGENT_FILE, AGENT_SHA
+from drumline.hosts.host_files import AGENT, AGENT_FILE
 from drumline.hosts.remote import INSTALL
 from drumline.hosts.values import (
     Address,
@@ -32,17 +33,22 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> An
     return value
 
 
-@cache
-def installed_agent() -> bytes:
-    """Return the agent as it is on a host."""
+def installed(name: str, content: bytes) -> bytes:
+    """Return a zip file of Python modules as it is on a host."""
     with TemporaryDirectory() as home:
         subprocess.run(
-            [sys.executable, "-I", "-c", INSTALL, AGENT_FILE, AGENT_SHA],
-            input=AGENT,
+            [sys.executable, "-I", "-c", INSTALL, name, hashlib.sha256(content).hexdigest()],
+            input=content,
             env={"HOME": home},
             check=True,
         )
-        return Path(home, ".drumline", AGENT_FILE).read_bytes()
+        return Path(home, ".drumline", name).read_bytes()
+
+
+@cache
+def installed_agent() -> bytes:
+    """Return the agent as it is on a host."""
+    return installed(AGENT_FILE, AGENT)
 
 
 class Machine:

@@ -18,8 +18,8 @@ import pytest
 
 from drumline.hosts.agent.processes import is_alive
 from drumline.hosts.environment import PythonEnvironment, run_wrap
-from drumline.hosts.host_files import AGENT, AGENT_SOURCES, zip_agent
-from tests.hosts.agent.machine import Machine, installed_agent, parent_of, wait_for
+from drumline.hosts.host_files import AGENT, AGENT_SOURCES, zip_agent, zip_texts
+from tests.hosts.agent.machine import Machine, installed, installed_agent, parent_of, wait_for
 
 
 def test_the_agent_needs_only_python_3_8() -> None:
@@ -62,6 +62,12 @@ def test_an_installed_agent_has_bytecode_that_another_python_ignores(
                 assert content.startswith(magic)
                 agent.writestr(name, content if same_python else b"\0\0\r\n" + content[4:])
     assert machine.call("free-port")["port"] > 0
+
+
+def test_a_module_for_a_newer_python_is_installed_without_bytecode() -> None:
+    content = zip_texts({"old.py": "x = 1\n", "new.py": "syntax of 2040\n"})
+    with zipfile.ZipFile(io.BytesIO(installed("some.pyz", content))) as archive:
+        assert archive.namelist() == ["old.py", "new.py", "old.pyc"]
 
 
 def test_repeated_starts_start_the_program_once(machine: Machine) -> None:
