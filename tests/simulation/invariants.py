@@ -155,13 +155,14 @@ class Invariants:
     def _is_abandoned(self, host: str) -> bool:
         """Return True if the deletion of a host's slice lasts so long that its job may go on.
 
-        If the calls to delete it fail, the server must know that its program is harmless.
+        While the calls to delete it fail, the server must know that its program is harmless. Such
+        a time counts although the deletion has begun after it.
         """
         name, now = host.rpartition("/")[0], self._environment.now()
         patience = self._server._config.timeouts.deleting
         deletion = self._cloud.endless_deletions.get(name)
-        if deletion is not None:
-            return now - deletion.began_at > patience
+        if deletion is not None and now - deletion.began_at > patience:
+            return True
         service = self._server.service
         rows = service.store.releasing() if service else []
         harmless = any(row.name == name and row.program for row in rows)
