@@ -2,6 +2,7 @@
 
 # mypy: allow-untyped-calls
 
+import os
 from collections.abc import Iterator
 
 import jax
@@ -16,8 +17,9 @@ FOR_CHILDREN = {
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the folder of compiled programs, for this process and those that tests start."""
-    folder = tmp_path_factory.getbasetemp().parent / "compiled"
+    """Return the folder of compiled programs, for all workers and the processes of tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
     folder.mkdir(exist_ok=True)
     return str(folder)
 
