@@ -24,7 +24,7 @@ def test_an_idle_server_exits_and_the_next_command_starts_it_again(
     assert 0 <= first["leaves_in"] <= 0.6
     restless.until(lambda: restless.client.server_status() is None, what="the server to leave")
     assert not (restless.home / "server.sock").exists()
-    job = restless.create("sleep 600")
+    job = restless.create("sleep 600", accelerator="v4-8")
     restless.reaches(job, "RUNNING")
     second = restless.client.server_status()
     assert second is not None

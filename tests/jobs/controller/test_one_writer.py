@@ -45,6 +45,24 @@ def test_a_slice_that_is_not_listed_and_cannot_be_looked_up_may_still_run(tmp_pa
     run_scenario(tmp_path, scenario)
 
 
+def test_a_poll_in_the_round_that_gives_up_a_slice_looks_it_up(tmp_path: Path) -> None:
+    """Otherwise a listing with a hole would show that the slice is gone."""
+
+    async def scenario(harness: ServerHarness) -> None:
+        await lost_to_silence(harness)
+        supervisor = harness.service.supervisor
+        released = harness.service.store.releasing()[0]
+        supervisor.releases.rows = []  # as of the beginning of that round
+        harness.cloud.unlisted.add(released.name)
+        harness.cloud.no_find = UNAVAILABLE
+        await supervisor.zones._poll(released.zone)
+        poll = supervisor.polls.newest(released.zone)
+        assert poll is not None
+        assert released.name in poll.unknown
+
+    run_scenario(tmp_path, scenario)
+
+
 def test_a_job_that_takes_over_checkpoints_waits_for_the_slice_of_the_job_before(
     tmp_path: Path,
 ) -> None:
@@ -245,7 +263,7 @@ def test_a_job_does_not_wait_for_a_slice_to_which_nothing_was_ever_sent(tmp_path
 def test_a_job_waits_for_a_program_that_may_still_write(tmp_path: Path) -> None:
     async def scenario(harness: ServerHarness) -> None:
         job = await deletion_that_does_not_end(harness, checkpoint=1)
-        await asyncio.sleep(24 * 3600)
+        await asyncio.sleep(6 * 3600)
         assert len(harness.starts(job)) == 1
         assert "previous slice to be deleted" in harness.show(job)["reason"]
 

@@ -401,7 +401,8 @@ class ZoneWatch:
         return set(self._configured_zones) | self._store.zones_used() | self._orphans.zones
 
     async def _poll(self, zone: str) -> None:
-        releasing = {row.name for row in self._releases.rows if row.zone == zone}
+        # A job may have given up a slice since this round began.
+        releasing = {row.name for row in self._store.releasing() if row.zone == zone}
         operations = {
             placement.name: placement.operation
             for placement in self._placements()
