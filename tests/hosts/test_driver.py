@@ -97,6 +97,20 @@ class RebootedHost:
         yield WatchLine()
 
 
+class StoppedWatch:
+    """A host that answers each command, and whose `watch` sends nothing any more."""
+
+    async def install(self) -> None:
+        pass
+
+    async def ask(self, *_: object, **__: object) -> AttemptStatus:
+        return AttemptStatus(state="running", started_at=1.0)
+
+    async def watch(self, *_: object) -> AsyncIterator[WatchLine]:
+        yield WatchLine(beat=1.0)
+        await asyncio.Event().wait()
+
+
 EXITED = AttemptStatus(state="exited", exit_code=3, started_at=1.0)
 
 
@@ -191,6 +205,17 @@ def test_a_lost_program_is_reported_as_soon_as_its_host_is_back(tmp_path: Path) 
             assert runner.report().reported_at == 1.0
 
     asyncio.run(scenario())
+
+
+def test_a_connection_whose_watch_sends_nothing_is_given_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        runner = make_runner(tmp_path)
+        with pytest.raises(ConnectionLost, match="the agent reported nothing for 180 s"):
+            async with asyncio.timeout(600):
+                await runner._use_connection(StoppedWatch())  # type: ignore[arg-type]
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as loop:
+        loop.run(scenario())
 
 
 def test_reconnects_to_a_host_that_answers_nothing_back_off(

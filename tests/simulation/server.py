@@ -34,7 +34,7 @@ from drumline.jobs.server.service import JobService
 from drumline.jobs.store.records import Store
 from tests.simulation.cloud import SimulatedCloud
 from tests.simulation.environment import Environment
-from tests.simulation.hosts import SimulatedConnection
+from tests.simulation.hosts import BEAT, SimulatedConnection
 from tests.simulation.loop import PARTY, NotSimulated
 
 KEY = "ssh-ed25519 AAAA drumline"
@@ -80,7 +80,12 @@ class Server:
         self.owner = ""
         """The id of its database."""
         (home / "config.yaml").write_text(settings)
-        self._config = replace(read(home), requests_per_minute=REQUESTS_PER_MINUTE)
+        config = read(home)
+        self._config = replace(
+            config,
+            requests_per_minute=REQUESTS_PER_MINUTE,
+            timing=replace(config.timing, watch_silence=2 * BEAT),
+        )
         self.starts = 0
         self.started: list[float] = []
         """The start time of each server process."""

@@ -385,7 +385,8 @@ class HostRunner:
         """Write the log to its file and apply each status, until the connection ends."""
         log = LogWriter(self._resources.log, self._resources.log_limit)
         with contextlib.closing(log):
-            async for line in agent.watch(self._folder, log.size):
+            lines = agent.watch(self._folder, log.size)
+            while (line := await self._next_line(lines)) is not None:
                 self._reconnect_delay = self._resources.timing.reconnect_first
                 if line.log is not None:
                     self._append_to_log(log, line)
@@ -394,6 +395,18 @@ class HostRunner:
                     self._status_received = True
                 if self._status_received:
                     self._record_status_time()
+
+    async def _next_line(self, lines: AsyncIterator[wire.WatchLine]) -> wire.WatchLine | None:
+        """Return the next line of `watch`; None after the last one.
+
+        Raises ConnectionLost if none arrives for too long.
+        """
+        limit = self._resources.timing.watch_silence
+        try:
+            async with asyncio.timeout(limit):
+                return await anext(lines, None)
+        except TimeoutError:
+            raise ConnectionLost(f"the agent reported nothing for {limit:g} s") from None
 
     def _append_to_log(self, log: LogWriter, line: wire.WatchLine) -> None:
         start = line.offset - line.skipped

@@ -102,6 +102,9 @@ class Timing:
     keepalive_interval: float = 2.0
     keepalive_count: int = 2
     """Unanswered keepalives that end a connection: a dead host is noticed within six seconds."""
+    watch_silence: float = 180.0
+    """Seconds without a line of `watch` after which the connection is replaced. The agent sends one
+    every two seconds, but a host may answer commands while its `watch` is stopped."""
     reconnect_first: float = 0.3
     reconnect_most: float = 10.0
     """The longest delay between two connections; a host takes a minute to boot."""
