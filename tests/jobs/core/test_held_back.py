@@ -277,3 +277,21 @@ def test_a_long_burn_in_is_not_a_program_that_is_stuck() -> None:
     scenario.hangs(100)
     assert scenario.job.cause is not None
     assert scenario.job.cause.kind == "stuck"
+
+
+@pytest.mark.parametrize("wish", [DesiredState.RUN, DesiredState.CANCEL])
+def test_old_held_back_slices_are_released_while_the_job_waits_for_a_deletion(
+    wish: DesiredState,
+) -> None:
+    scenario = Scenario()
+    scenario.job = replace(scenario.job, parking=1)
+    scenario.runs().old_program_may_run = True
+    burnt(scenario)
+    scenario.job = replace(scenario.job, wish=wish)
+    scenario.passes(TIMEOUTS.deleting / 2)
+    assert len(scenario.job.parked) == 1, "the next request must not get the same host"
+    scenario.passes(TIMEOUTS.deleting)
+    assert scenario.job.placement is None
+    assert not scenario.job.parked
+    text = "1 held-back slice released: the job waits for another slice to be deleted"
+    assert scenario.event_texts[-1] == text

@@ -34,6 +34,7 @@ from drumline.jobs.core.outcomes import (
     release_held_back,
     release_if_blocking,
     release_when_unneeded,
+    release_while_waiting,
     replace_bad_host,
     with_backoff,
     with_reason,
@@ -86,7 +87,7 @@ def _decide(job: Job, observations: Observations, now: float, timeouts: Timeouts
     if job.wish is DesiredState.RESTART and not ready:
         return resume_job(job)
     if placement is None:
-        return _decide_without_placement(job, observations, now)
+        return _decide_without_placement(job, observations, now, timeouts)
     if job.status.ended:
         return _keep_for_resume(job, placement, observations, now)
     if placement.phase is PlacementPhase.REQUESTING:
@@ -99,7 +100,9 @@ def _decide(job: Job, observations: Observations, now: float, timeouts: Timeouts
 # --- No placement -----------------------------------------------------------------------------
 
 
-def _decide_without_placement(job: Job, observations: Observations, now: float) -> Decision:
+def _decide_without_placement(
+    job: Job, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
     if job.status.ended:
         return Decision(job)
     if job.wish is not DesiredState.RUN:
@@ -108,12 +111,13 @@ def _decide_without_placement(job: Job, observations: Observations, now: float) 
             if attempt is not None and attempt.unconfirmed_at is not None:
                 unreached = "a host cannot be reached, "
             reason = f"stopping: {unreached}waiting for its slice to be deleted"
-            return Decision(with_reason(job, reason))
+            return release_while_waiting(Decision(with_reason(job, reason)), now, timeouts)
         return finish_job(job, Status.CANCELLED, "cancelled", now, ended=cancelled_attempt(job))
     if now < job.not_before:
         return Decision(job)
     if observations.old_program_may_run:
-        return Decision(with_reason(job, "waiting for the previous slice to be deleted"))
+        reason = "waiting for the previous slice to be deleted"
+        return release_while_waiting(Decision(with_reason(job, reason)), now, timeouts)
     candidates = [*job.choices[job.next_choice :], *job.choices[: job.next_choice]]
     for candidate in candidates:
         if observations.zones.get(candidate, ZoneStatus()).open:

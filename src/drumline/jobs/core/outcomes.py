@@ -513,6 +513,18 @@ def release_held_back(decision: Decision) -> Decision:
     return _release_all_held_back(decision, "no other slice is available")
 
 
+def release_while_waiting(decision: Decision, now: float, timeouts: Timeouts) -> Decision:
+    """Add the release of held-back slices if the job waits for a deletion and one of them is old.
+
+    Some deletions never end, and held-back slices would cost money for as long. Before, they stay,
+    so that the next request is not granted the same host again.
+    """
+    granted_at = [placement.ready_at or placement.asked_at for placement in decision.job.parked]
+    if not any(now - at > timeouts.deleting for at in granted_at):
+        return decision
+    return _release_all_held_back(decision, "the job waits for another slice to be deleted")
+
+
 def _is_working(report: HostReport) -> bool:
     """Return True if a host runs the program or has finished it, and passed its burn-in."""
     finished = report.phase is HostPhase.EXITED and report.exit_code == 0

@@ -365,8 +365,9 @@ class JobSpec(BaseModel):
     parking: Annotated[int, BeforeValidator(checks.parking)] = Field(
         default=0,
         description="The number of slices with a bad host to hold back, at your cost, so that "
-        "the cloud cannot assign them again. They are released when the program runs, or when no "
-        "other slice is available. Default: `0`, which releases them at once.",
+        "the cloud cannot assign them again. They are released when the program runs, when no "
+        "other slice is available, or when the job still waits for another slice to be deleted "
+        "half an hour after they were granted. Default: `0`, which releases them at once.",
         examples=[1],
     )
     project: Annotated[str | None, _optional(checks.project)] = Field(
