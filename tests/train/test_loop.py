@@ -40,13 +40,33 @@ def test_an_equinox_model_trains_and_resumes(tmp_path: Path) -> None:
     def recipe(steps: int) -> Recipe:
         source = data.arrays(ROWS, batch=16)
         model = Functions(init, loss)
-        return Recipe(model, optax.sgd(0.05), source, {"data": -1}, steps)
+        return Recipe(model, optax.sgd(0.05), source, {"data": 2}, steps)
 
     first = fit(recipe(3), checkpoint=tmp_path)
     result = fit(recipe(40), checkpoint=tmp_path)
     assert result.metrics["loss"] < first.metrics["loss"] / 2
     assert isinstance(result.state.params, eqx.nn.MLP)
     assert result.state.params.layers[0].weight.shape == (8, 16)
+
+
+def test_a_parameter_of_a_weak_type_trains_like_a_restored_one(tmp_path: Path) -> None:
+    types: list[Any] = []
+
+    def init(key: jax.Array) -> Any:
+        del key
+        return {"head": jnp.full(16, 0.3)}
+
+    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        del key
+        types.append(jax.typeof(params["head"]))
+        return jnp.mean((batch["x"].astype(jnp.bfloat16) @ params["head"] - batch["y"]) ** 2)
+
+    assert jax.eval_shape(init, jax.random.key(0))["head"].weak_type
+    fit(toy(3, model=Functions(init, loss)), checkpoint=tmp_path)
+    # The loss is traced once to check it, and once for the step.
+    assert len(types) == 2
+    fit(toy(4, model=Functions(init, loss)), checkpoint=tmp_path)
+    assert len(set(types)) == 1
 
 
 def test_einsum_uses_its_ring_in_the_training_loop(tmp_path: Path) -> None:
@@ -65,7 +85,7 @@ def test_einsum_uses_its_ring_in_the_training_loop(tmp_path: Path) -> None:
             return {"w": P(None, "model"), "v": P()}
 
         model, source = Functions(init, loss, specs), data.arrays(ROWS, batch=16)
-        return Recipe(model, optax.sgd(0.05), source, {"data": 2, "model": 4}, 3)
+        return Recipe(model, optax.sgd(0.05), source, {"data": 2, "model": 2}, 3)
 
     def on_ring(x: jax.Array, w: jax.Array) -> jax.Array:
         shardings: Any = {
@@ -144,7 +164,7 @@ def test_an_invalid_sharding_is_rejected_with_a_message(
     change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as raised:
-        fit(replace(toy(), **change))
+        fit(replace(toy(mesh=8), **change))
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from drumline.errors import UserError
@@ -31,13 +32,23 @@ class State:
 def initial_state(recipe: Recipe) -> State:
     """Return the initial state of a recipe. Its bits do not depend on the mesh."""
     init_key, run_key = jax.random.split(jax.random.key(recipe.settings.seed))
-    params = recipe.model.init(init_key)
+    params = _without_weak_types(recipe.model.init(init_key))
     return State(
         params=params,
-        opt_state=recipe.optimizer.init(params),
+        opt_state=_without_weak_types(recipe.optimizer.init(params)),
         step=jnp.zeros((), jnp.int32),
         key=jax.random.key_data(run_key),
     )
+
+
+def _without_weak_types(tree: Any) -> Any:
+    """Return the arrays of a tree with types that take part in promotion, as in a checkpoint.
+
+    `jnp.full(8, 0.3)` has a weak type. A step that starts with it is another program than a step
+    that starts with a restored array, and may compute in another precision.
+    """
+    arrays = jax.tree.map(jnp.asarray, tree)
+    return jax.tree.map(lambda array: lax.convert_element_type(array, array.dtype), arrays)
 
 
 def abstract_state(recipe: Recipe, mesh: Mesh | AbstractMesh) -> State:
