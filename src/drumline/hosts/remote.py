@@ -39,8 +39,9 @@ from drumline.hosts.values import CompletedCommand, Output
 
 MessageT = TypeVar("MessageT", bound=Message)
 
-# -I hides the user's PYTHONPATH and site-packages from the agent. The program still sees them.
-AGENT_COMMAND = f'python3 -I "$HOME"/.drumline/{AGENT_FILE}'
+# -I and -S hide the user's PYTHONPATH and all site-packages from the agent, whose start they would
+# delay. The program still sees them.
+AGENT_COMMAND = f'python3 -I -S "$HOME"/.drumline/{AGENT_FILE}'
 
 # Stores a zip file of Python modules, and adds the bytecode for the host's version of Python, which
 # every call would compile again. A lost connection must not leave an incomplete file that looks
@@ -89,7 +90,7 @@ class RemoteAgent:
     async def _install_file(self, name: str, sha: str, content: bytes) -> None:
         test = await self._connection.run(f'test -f "$HOME"/.drumline/{name}')
         if test.exit_code != 0:
-            command = shlex.join(["python3", "-I", "-c", INSTALL, name, sha])
+            command = shlex.join(["python3", "-I", "-S", "-c", INSTALL, name, sha])
             completed = await self._connection.run(command, input_bytes=content)
             if completed.exit_code != 0:
                 raise AgentError(_last_line(completed) or f"{name} could not be installed")

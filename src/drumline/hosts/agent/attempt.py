@@ -22,7 +22,7 @@ from .environment import (
 from .files import acquire_lock, read_json, remove, write_json
 from .first_error import FirstError
 from .log import GrowthRecorder, log_size
-from .machine import boot_id, free_chips, free_port, machine_identity
+from .machine import boot_id, free_chips, machine_identity
 from .processes import (
     POLL_SECONDS,
     AdoptedOrphans,
@@ -38,7 +38,7 @@ from .processes import (
 )
 from .remaining import end_remaining
 from .status import attempt_status, exit_record, has_waiter
-from .wire import FreePort, HostProgram, Prepare, PrepareResult, Start, receive_message, send
+from .wire import HostProgram, Prepare, PrepareResult, Start, receive_message, send
 
 # If a shell gets SIGTERM together with the program that it runs, it ends at once, and the exit code
 # of a program that saves its work and asks for a restart (75) is lost. A shell with a trap waits
@@ -147,11 +147,6 @@ def run_and_wait(folder: str) -> None:
     # The exit is recorded last: a reader of the record may start the next attempt.
     end_remaining(folder)
     write_json(record, folder, "exit.json")
-
-
-def choose_port() -> None:
-    """Report a port where rank 0 can listen."""
-    send(FreePort(port=free_port()))
 
 
 # Stopping ----------------------------------------------------------------------------------------

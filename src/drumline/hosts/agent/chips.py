@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
 import re
 import time
@@ -25,13 +24,13 @@ DEVICE_PATTERNS = ("vfio/[0-9]*", "accel[0-9]*", "accel/accel[0-9]*")
 RELEASE_SECONDS = 5.0
 """Seconds that the kernel may take to release a chip after its process has ended."""
 TAIL_BYTES = 16_384
-CHIP_ERROR = re.compile(
+CHIP_ERROR = (
     rb"/dev/(?:vfio|accel)|iommu group|TPU initialization failed|initialize backend .?tpu"
     rb"|Failed to initialize TPU|No accelerator found|TPU is already in use"
 )
 """Output of a program that could not open the chips."""
-BUSY = re.compile(rb"Device or resource busy|already in use")
-LOCATION = re.compile(rb"^[EF]\d{4}\b.*Physical location: (\S+)", re.MULTILINE)
+BUSY = rb"Device or resource busy|already in use"
+LOCATION = rb"(?m)^[EF]\d{4}\b.*Physical location: (\S+)"
 
 
 def device_folder() -> str:
@@ -41,6 +40,8 @@ def device_folder() -> str:
 
 def chip_devices(devices: str) -> list[str]:
     """Return the device files of all chips."""
+    import glob  # `status` needs none
+
     return [
         path
         for pattern in DEVICE_PATTERNS
@@ -104,16 +105,16 @@ class ChipMonitor:
     def update(self) -> None:
         """Look for a process of the program that holds a chip, while its error is fresh."""
         size = log_size(self.folder)
-        if size != self.size and not self.holder and BUSY.search(self._tail()):
+        if size != self.size and not self.holder and re.search(BUSY, self._tail()):
             self.holder = self._find_holder()
         self.size = size
 
     def after_failure(self) -> Json:
         """Return the facts about the chips, after a program ended with an error."""
         tail = self._tail()
-        if not CHIP_ERROR.search(tail):
+        if not re.search(CHIP_ERROR, tail):
             return {}
-        if BUSY.search(tail):
+        if re.search(BUSY, tail):
             self.holder = self.holder or self._find_holder()
         facts = {"chip_holder": self.holder, "location": self._location(), "chip_error": ""}
         if not self.holder:
@@ -141,6 +142,8 @@ class ChipMonitor:
 
     def _location(self) -> str:
         """Return the chip that libtpu's own log blames since the program started."""
+        import glob
+
         emulated = os.environ.get("DRUMLINE_DEV")
         logs = os.path.join(emulated or "/tmp", "tpu_logs", "tpu_driver.*")  # noqa: S108
         started_at = os.stat(os.path.join(self.folder, "started.json")).st_mtime
@@ -150,7 +153,7 @@ class ChipMonitor:
                     continue
                 with open_file(path) as file:
                     file.seek(max(0, os.stat(path).st_size - (1 << 18)))
-                    match = LOCATION.search(file.read(1 << 18))
+                    match = re.search(LOCATION, file.read(1 << 18))
                 if match:
                     return match.group(1).decode("utf-8", "replace")[:100]
         return ""

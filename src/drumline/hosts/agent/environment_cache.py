@@ -133,30 +133,30 @@ class CachedEnvironment:
 
 # The digest --------------------------------------------------------------------------------------
 
-_VARIABLES = re.compile(r"(PIP|UV|CONDA|MAMBA|CMAKE)_.*|CC|CXX|(C|CXX|CPP|LD|MAKE)FLAGS")
+_VARIABLES = r"(PIP|UV|CONDA|MAMBA|CMAKE)_.*|CC|CXX|(C|CXX|CPP|LD|MAKE)FLAGS"
 """The variables that change an installation."""
 _SETTINGS = (
     "~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.conf", "~/.config/uv/uv.toml",
     "/etc/uv/uv.toml", "~/.condarc",
 )  # fmt: skip
 _PROJECT_FILES = ("pyproject.toml", "uv.toml", "uv.lock", ".python-version")
-_PROJECT_PACKAGE = re.compile(r"\[build-system\]|\bpackage\s*=\s*true|\bworkspace\b|\bpath\s*=")
+_PROJECT_PACKAGE = r"\[build-system\]|\bpackage\s*=\s*true|\bworkspace\b|\bpath\s*="
 """The parts of a pyproject.toml with which uv installs the code itself."""
-_NESTED_FILE = re.compile(
+_NESTED_FILE = (
     r"(?:-r|-c|--requirements?|--constraints?|--build-constraints?|--overrides?)(?:\s+|=)?(\S.*)"
 )
-_OPTION_WITH_PATH = re.compile(
+_OPTION_WITH_PATH = (
     r"(-e|--editable|-f|--find-links|-i|--index-url|--extra-index-url)(?:\s+|=)?(\S.*)"
 )
-_OPTION_ALONE = re.compile(r"^(-[a-z]|--[a-z-]+)\n(?!-)", re.MULTILINE)
-_COMMENT = re.compile(r"(^|\s+)#.*")
+_OPTION_ALONE = r"(?m)^(-[a-z]|--[a-z-]+)\n(?!-)"
+_COMMENT = r"(^|\s+)#.*"
 _ARCHIVES = (".whl", ".tar.gz", ".zip", ".tar.bz2", ".tar.xz")
-_LOGIN = re.compile(r"://[^/@\s]*@")
+_LOGIN = r"://[^/@\s]*@"
 """The user and password in an address, which are no part of the digest."""
 
 
 def _without_login(text: str) -> str:
-    return _LOGIN.sub("://", text)
+    return re.sub(_LOGIN, "://", text)
 
 
 def environment_digest(folder: str, program: HostProgram, recipe: PythonRecipe) -> str:
@@ -168,7 +168,7 @@ def environment_digest(folder: str, program: HostProgram, recipe: PythonRecipe) 
     values = {
         name: "" if name in secrets and "://" not in value else _without_login(value)
         for name, value in variables.items()
-        if _VARIABLES.fullmatch(name) or name in references
+        if re.fullmatch(_VARIABLES, name) or name in references
     }
     paths = [path for path in map(_local_path, [*lines, *values.values()]) if path]
     paths += [value for value in values.values() if value and os.path.exists(f"{work}/{value}")]
@@ -176,7 +176,7 @@ def environment_digest(folder: str, program: HostProgram, recipe: PythonRecipe) 
     files = {name: _text(name) for name in _SETTINGS}
     if recipe.kind == "uv":
         files.update((name, _text(os.path.join(work, name))) for name in _PROJECT_FILES)
-    installs_code = project and bool(_PROJECT_PACKAGE.search(files["pyproject.toml"]))
+    installs_code = project and bool(re.search(_PROJECT_PACKAGE, files["pyproject.toml"]))
     linked = installs_code or any(
         re.match(r"(-e|--editable)\b", line) and _local_path(line) for line in lines
     )
@@ -197,16 +197,16 @@ def _requirement_lines(work: str, recipe: PythonRecipe) -> Iterator[str]:
     """Yield the requirements and options, and those of all files that they name."""
     file = [f"-r {recipe.requirements_file}"] if recipe.requirements_file else []
     # An option and its value may be two items of a list.
-    listed = _OPTION_ALONE.sub(r"\1 ", "\n".join(recipe.requirements)).splitlines()
+    listed = re.sub(_OPTION_ALONE, r"\1 ", "\n".join(recipe.requirements)).splitlines()
     remaining = [(line, "") for line in [*file, *listed]]
     files_read = set()
     while remaining:
         line, folder = remaining.pop(0)
-        line = _without_login(_COMMENT.sub("", line).strip())
+        line = _without_login(re.sub(_COMMENT, "", line).strip())
         if not line:
             continue
         yield line
-        nested = _NESTED_FILE.fullmatch(line)
+        nested = re.fullmatch(_NESTED_FILE, line)
         if not nested:
             continue
         name = os.path.normpath(os.path.join(folder, nested.group(1).strip()))
@@ -219,7 +219,7 @@ def _requirement_lines(work: str, recipe: PythonRecipe) -> Iterator[str]:
 
 def _local_path(line: str) -> str:
     """Return the path of files or packages that a requirement or option names; else empty."""
-    option = _OPTION_WITH_PATH.fullmatch(line)
+    option = re.fullmatch(_OPTION_WITH_PATH, line)
     target = option.group(2) if option else (line.partition(" @ ")[2] or line)
     target = target.split(";")[0].strip()
     if target.startswith("file:"):

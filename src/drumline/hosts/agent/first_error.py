@@ -12,19 +12,18 @@ from .log import read_log
 TRACEBACK = b"Traceback (most recent call last)"
 
 # Texts that end a JAX program without a traceback, or give the cause of the traceback after them.
-FATAL = re.compile(
-    rb"Traceback \(most recent call last\)|^Fatal Python error|^F\d{4} \d\d:"
+FATAL = (
+    rb"(?m)Traceback \(most recent call last\)|^Fatal Python error|^F\d{4} \d\d:"
     rb"|open\(/dev/(?:vfio|accel)|Couldn.t open iommu group|Failed to initialize TPU system"
     rb"|TPU initialization failed"
-    rb"|No accelerator found|libtpu\.so already in use",
-    re.MULTILINE,
+    rb"|No accelerator found|libtpu\.so already in use"
 )
 
-FRAME = re.compile(r'^\s+File "(.+?)", line (\d+)')
+FRAME = r'^\s+File "(.+?)", line (\d+)'
 
 CHAINED = ("During handling of the above", "The above exception was the direct cause")
 
-LIBRARY_PATH = re.compile(r"site-packages|dist-packages|/lib/python3|^<")
+LIBRARY_PATH = r"site-packages|dist-packages|/lib/python3|^<"
 
 
 def summarize_traceback(text: str, work: str) -> str:
@@ -50,7 +49,7 @@ def summarize_traceback(text: str, work: str) -> str:
     while index < len(lines):
         line = without_prefix(lines[index])
         index += 1
-        frame = FRAME.match(line)
+        frame = re.match(FRAME, line)
         if frame:
             frames.append((frame.group(1), frame.group(2)))
         elif line.startswith(head):
@@ -72,7 +71,7 @@ def source_location(frames: list[tuple[str, str]], work: str) -> str:
     """Return file and line of the innermost frame in the user's own code."""
     if not frames:
         return ""
-    user_frames = [frame for frame in frames if not LIBRARY_PATH.search(frame[0])]
+    user_frames = [frame for frame in frames if not re.search(LIBRARY_PATH, frame[0])]
     path, line = (user_frames or frames)[-1]
     in_work = path.startswith(work + os.sep)
     return f"{os.path.relpath(path, work) if in_work else os.path.basename(path)}:{line}  "
@@ -88,7 +87,7 @@ def describe_error(data: bytes, work: str) -> str:
 
 def first_error(data: bytes, work: str) -> str:
     """Return the first error in a complete log as one line; empty if there is none."""
-    match = FATAL.search(data)
+    match = re.search(FATAL, data)
     if match is None:
         return ""
     start = data.rfind(b"\n", 0, match.start()) + 1
@@ -115,8 +114,10 @@ class FirstError:
                     self.at = None
         for _ in range(16):
             data = read_log(self.folder, self.position, 1 << 20)
+            if not data:
+                return
             if self.at is None:
-                match = FATAL.search(data)
+                match = re.search(FATAL, data)
                 if match:
                     self.at = time.time()
                     self.offset = self.position + data.rfind(b"\n", 0, match.start()) + 1

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import glob
 import os
-import socket
 import time
 
 from .chips import chips_error, holds_chip
@@ -19,6 +17,7 @@ from .processes import (
     process_environment,
     terminate,
 )
+from .wire import FreePort, send
 
 TYPE_CHECKING = False  # avoids the import of typing in every call
 if TYPE_CHECKING:
@@ -125,11 +124,18 @@ def free_port() -> int:
     That range starts at 32768 or 49152. A port in it could be taken during the seconds until the
     program listens.
     """
+    import socket
+
     while True:
         port = 20_000 + int.from_bytes(os.urandom(2), "big") % 10_000
         with socket.socket() as candidate, contextlib.suppress(OSError):
             candidate.bind(("", port))
             return port
+
+
+def choose_port() -> None:
+    """Report a port where rank 0 can listen."""
+    send(FreePort(port=free_port()))
 
 
 # Chips -------------------------------------------------------------------------------------------
@@ -140,6 +146,8 @@ def free_chips(folder: str, timeout: float) -> str:
 
     Return the error if they cannot be opened within `timeout` seconds, else an empty text.
     """
+    import glob
+
     deadline = time.monotonic() + timeout
     for attempt in glob.glob(os.path.join(ROOT, "jobs", "*", "*")):
         if attempt != folder:

@@ -36,7 +36,7 @@ ATTEMPT_VERBS = {
 HOST_VERBS = {
     RECEIVE: "code:receive",
     UNPACK: "code:unpack",
-    FREE_PORT: "attempt:choose_port",
+    FREE_PORT: "machine:choose_port",
 }
 
 

@@ -70,10 +70,11 @@ TRANSIENT_ERRORS = (
 )
 """Patterns with the reason in words."""
 
-_PATTERNS = [(re.compile(pattern, re.IGNORECASE), reason) for pattern, reason in TRANSIENT_ERRORS]
-
 
 def find_transient_error(output: str) -> str:
     """Return the reason if the last lines show an error that passes; empty if they do not."""
     last_lines = "\n".join(output.splitlines()[-LAST_LINES:])
-    return next((reason for pattern, reason in _PATTERNS if pattern.search(last_lines)), "")
+    for pattern, reason in TRANSIENT_ERRORS:
+        if re.search(pattern, last_lines, re.IGNORECASE):
+            return reason
+    return ""
