@@ -165,12 +165,12 @@ class Host:
     def hang(self, seconds: float) -> None:
         """Stop responding for a while. The programs continue."""
         self.record_fault()
-        self.hung_until = self.environment.now() + seconds
+        self.hung_until = max(self.hung_until, self.environment.now() + seconds)
 
     def mute(self, seconds: float) -> None:
         """Execute commands, but send no responses for a while."""
         self.record_fault()
-        self.mute_until = self.environment.now() + seconds
+        self.mute_until = max(self.mute_until, self.environment.now() + seconds)
         self.cut()
 
     def lie(self, code: int) -> None:

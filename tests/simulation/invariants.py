@@ -284,17 +284,22 @@ class Invariants:
     def _waits_for_deletion(self, job: Job) -> bool:
         """Return True if a job rightly waits for a slice that is never deleted.
 
-        Its program may run there. Only a program that is fenced off from its checkpoints does no
-        harm, and a job that shall end waits in any case.
+        Its program may run there. Only a program that has ended, or is fenced off from its
+        checkpoints, does no harm, and a job that shall end waits in any case.
         """
-        old_slices = [
-            deletion
+        service = self._server.service
+        assert service is not None
+        old_slices = {
+            name
             for name, deletion in self._cloud.endless_deletions.items()
             if name.startswith(f"dl-{self._server.owner}-{job.id}-") and deletion.contacted
-        ]
+        }
         if not old_slices or job.placement is not None:
             return False
-        return not (job.fences and job.wish is DesiredState.RUN)
+        harmful = any(
+            not row.program for row in service.store.releasing() if row.name in old_slices
+        )
+        return harmful or job.wish is not DesiredState.RUN
 
     def _unfinished_jobs(self) -> dict[str, str]:
         service = self._server.service
@@ -336,6 +341,8 @@ class Invariants:
         cancelled = last is not None and last.verb in {"cancel", "delete"} and not last.too_late
         if cancelled and job.status is Status.FAILED:
             environment.fail(f"{job_id} was to be cancelled and is {job.status}: {job.reason}")
+        if job.reason.startswith("internal error in drumline"):
+            environment.fail(f"{job_id} ended: {job.reason}")
         if service.folders.secrets(job_id):
             environment.fail(f"the secrets of {job_id} are still there")
         key = self._key(job_id)
@@ -381,9 +388,11 @@ class Invariants:
         outcomes = Counter(attempt["outcome"] for attempt in attempts)
         program_faults = sum(outcomes[outcome] for outcome in FAULT_OF_THE_PROGRAM)
         setup = outcomes[Outcome.SETUP_FAILED.value]
+        out_of_reach = outcomes[Outcome.UNREACHABLE.value]
         for label, recorded, limit in (
             ("failures of its program", program_faults, caused),
             ("bad hosts and set-ups", outcomes[Outcome.BAD_HOST.value] + setup, faults),
+            ("slices out of reach", out_of_reach, faults),
             (
                 "preemptions",
                 outcomes[Outcome.PREEMPTED.value],
@@ -402,7 +411,8 @@ class Invariants:
         if undisturbed and program_faults < caused:
             environment.fail(f"{job.id} failed {caused} times, and {program_faults} are on record")
         allowed = job.allowance.failures or 0
-        if job.status is Status.FAILED and program_faults + setup <= allowed:
+        # A job ends also after several slices whose hosts could not be reached at all.
+        if job.status is Status.FAILED and program_faults + setup <= allowed and not out_of_reach:
             environment.fail(f"{job.id} failed within its allowance: {job.reason}")
         if program_faults + setup > allowed + 1 and not any(
             user_request.verb == "resume" for user_request in requests
