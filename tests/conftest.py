@@ -15,8 +15,9 @@ from tests import leftovers
 from tests.buckets import bucket, bucket_folder, storage_server
 from tests.cases import EVERY_CASE
 from tests.compiling import quick_flags
+from tests.jobs.installation import worker_installation
 
-__all__ = ["bucket", "bucket_folder", "storage_server"]
+__all__ = ["bucket", "bucket_folder", "storage_server", "worker_installation"]
 
 os.environ.setdefault("XLA_FLAGS", quick_flags(8))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

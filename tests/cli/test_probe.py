@@ -15,15 +15,16 @@ import pytest
 from drumline.cloud.emulator import launch
 from drumline.jobs.config import read
 from drumline.jobs.probe import REMOVED, plan_probe, without_secrets
-from tests.jobs.installation import Installation, temporary_installation
+from tests.cases import rare
+from tests.jobs.installation import Installation
 
 BIN = Path(sys.executable).parent / "drumline"
 
 
 @pytest.fixture(scope="module")
-def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with temporary_installation(tmp_path_factory.mktemp("probe")) as new:
-        yield new
+def installation(worker_installation: Installation) -> Iterator[Installation]:
+    yield worker_installation
+    worker_installation.clear()
 
 
 def probe(installation: Installation, *options: str) -> "subprocess.Popen[str]":
@@ -81,7 +82,7 @@ def test_a_failed_step_is_explained_and_no_resource_is_left(installation: Instal
     assert installation.resources() == []
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", *rare("SIGTERM")])
 def test_an_interrupted_probe_deletes_its_slice(installation: Installation, name: str) -> None:
     installation.emulator("capacity", zone="local-b", accelerator="v4", chips=0)
     process = probe(installation, "--zone", "local-b", "--accelerator", "v4-8")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import yaml
 from drumline.cloud.emulator import launch
 from tests.cloud.http_call import rest
 
-PARENT = "projects/p/locations/local-a"
+LOCAL_A = "local-a"
 
 
 def eventually(holds: Callable[[], Any], what: str = "", seconds: float = 60.0) -> Any:
@@ -67,18 +68,39 @@ class Emulator:
             **more,
         }
 
-    def ask(self, name: str, accelerator: str = "v4-8", **node: Any) -> Any:
+    @contextmanager
+    def faults(self, **faults: Any) -> Iterator[None]:
+        """Inject faults, and remove them in the end."""
+        self.control("faults", **faults)
+        try:
+            yield
+        finally:
+            self.control("faults", clear=True)
+
+    @contextmanager
+    def capacity(self, accelerator: str, chips: int) -> Iterator[None]:
+        """Limit the chips of local-a, and remove the limit in the end."""
+        limit = {"zone": LOCAL_A, "accelerator": accelerator}
+        self.control("capacity", **limit, chips=chips)
+        try:
+            yield
+        finally:
+            self.control("capacity", **limit, chips=None)
+
+    def ask(self, name: str, accelerator: str = "v4-8", *, zone: str = LOCAL_A, **node: Any) -> Any:
         """Queue a spot request with one node of the same name."""
-        spec = {"parent": PARENT, "node_id": name, "node": self.node(accelerator, **node)}
+        parent = f"projects/p/locations/{zone}"
+        spec = {"parent": parent, "node_id": name, "node": self.node(accelerator, **node)}
         return self.client().create_queued_resource(
-            parent=PARENT,
+            parent=parent,
             queued_resource_id=name,
             queued_resource={"tpu": {"node_spec": [spec]}, "spot": {}},
         )
 
     def state(self, name: str) -> str:
         """Return the state of a request."""
-        got = self.client().get_queued_resource(name=f"{PARENT}/queuedResources/{name}")
+        full = f"projects/p/locations/{LOCAL_A}/queuedResources/{name}"
+        got = self.client().get_queued_resource(name=full)
         return str(got.state.state.name)
 
     def wait_for(self, name: str, state: str) -> None:
@@ -96,14 +118,25 @@ class Emulator:
         (host,) = [one for one in self.control("resources")["hosts"] if one["node"] == node]
         return dict(host)
 
-    def release(self, name: str) -> None:
-        full = f"{PARENT}/queuedResources/{name}"
+    def release(self, name: str, zone: str = LOCAL_A) -> None:
+        full = f"projects/p/locations/{zone}/queuedResources/{name}"
         self.client().delete_queued_resource(request={"name": full, "force": True}).result(
             timeout=60
         )
 
 
 Start = Callable[..., Emulator]
+
+
+@contextmanager
+def running_emulator(home: Path, key: asyncssh.SSHKey, **config: Any) -> Iterator[Emulator]:
+    """Run an emulator with the given keys in its config.yaml."""
+    home.mkdir(exist_ok=True)
+    (home / "config.yaml").write_text(yaml.safe_dump(config))
+    try:
+        yield Emulator(home, launch.ensure_running(home), key)
+    finally:
+        launch.stop(home)
 
 
 @pytest.fixture(scope="session")
@@ -125,11 +158,10 @@ def start_emulator(tmp_path: Path, ssh_key: asyncssh.SSHKey) -> Iterator[Start]:
     launch.stop(home)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def emulator(
     tmp_path_factory: pytest.TempPathFactory, ssh_key: asyncssh.SSHKey
 ) -> Iterator[Emulator]:
-    """An emulator for all tests of a module that restore its state."""
-    home = tmp_path_factory.mktemp("emulator")
-    yield Emulator(home, launch.ensure_running(home), ssh_key)
-    launch.stop(home)
+    """An emulator for all tests of a process that restore its state."""
+    with running_emulator(tmp_path_factory.mktemp("home") / "emulator", ssh_key) as one:
+        yield one

@@ -15,7 +15,9 @@ import asyncssh
 
 from drumline.cloud.emulator.processes import command_line
 from drumline.hosts.agent.processes import all_pids, is_alive, process_environment
+from drumline.hosts.host_files import AGENT_FILE
 from drumline.hosts.session import Address, Program, SliceSession, Timing
+from tests.hosts.installed_agent import installed_agent
 
 Link = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
@@ -78,7 +80,7 @@ async def _copy_output(source: asyncio.StreamReader, sink: Any) -> None:
 
 
 class Host:
-    """One host."""
+    """One host. It has the agent until it is rebooted."""
 
     def __init__(self, home: Path, authorized: Path) -> None:
         self.home = home
@@ -93,7 +95,9 @@ class Host:
         self.ssh_port = self.port = 0
 
     async def start(self) -> None:
-        self.home.mkdir(parents=True, exist_ok=True)
+        agent = self.home / ".drumline" / AGENT_FILE
+        agent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        agent.write_bytes(installed_agent())
         self._server = await asyncssh.create_server(
             _Login,
             "127.0.0.1",

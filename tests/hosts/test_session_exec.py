@@ -78,7 +78,7 @@ def test_exec_waits_for_a_slow_reader(tmp_path: Path) -> None:
                 await going_on.wait()
                 total += len(data)
 
-            many = 64 << 20
+            many = 16 << 20
             command = f"head -c {many} /dev/zero; echo all written > written"
             executing = asyncio.create_task(session.run(0, command, output))
             await asyncio.wait_for(started.wait(), 20)

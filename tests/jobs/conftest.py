@@ -13,7 +13,7 @@ def installation(tmp_path: Path) -> Iterator[Installation]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+def shared(worker_installation: Installation) -> Iterator[Installation]:
     """An installation for all tests of a module that affect only a job and its own slice."""
-    with temporary_installation(tmp_path_factory.mktemp("shared")) as new:
-        yield new
+    yield worker_installation
+    worker_installation.clear()

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from drumline.cloud.emulator import launch
 from drumline.jobs.client import Client
 
@@ -68,6 +70,10 @@ class Installation:
         """Return all resources of the cloud."""
         resources = self.emulator("resources")
         return [*resources["requests"], *resources["nodes"], *resources["hosts"]]
+
+    def requests(self, *jobs: str) -> list[dict[str, Any]]:
+        """Return the requests of these jobs in the cloud."""
+        return [one for one in self.emulator("resources")["requests"] if one["job"] in jobs]
 
     def write_job(self, run: str, **keys: Any) -> Path:
         """Write a job file and a program in the same folder."""
@@ -134,6 +140,23 @@ class Installation:
     def cloud_is_empty(self, timeout: float = 60) -> None:
         self.until(lambda: not self.resources(), timeout, "the cloud to be empty")
 
+    def clear(self) -> None:
+        """Remove all jobs and slices, evidence against hosts, and faults and limits of the cloud.
+
+        The cached environments, the server's log and the next number of a job stay.
+        """
+        self.emulator("faults", clear=True)
+        for zone, pools in self.emulator("status")["capacity"].items():
+            for accelerator in pools:
+                self.emulator("capacity", zone=zone, accelerator=accelerator, chips=None)
+        jobs = [job["id"] for job in self.client.list(all=True)]
+        self.client.delete(jobs)
+        self.client.clean(jobs, outputs=True)
+        for host in self.client.known_hosts():
+            if host["state"] != "good":
+                self.client.forgive_host(host["identity"])
+        self.cloud_is_empty()
+
     def kill_server(self) -> None:
         """Kill the server with SIGKILL, which resembles a loss of power."""
         status = self.client.server_status()
@@ -159,3 +182,10 @@ def temporary_installation(folder: Path) -> Iterator[Installation]:
     finally:
         installation.stop()
         shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def worker_installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """One installation for all tests of a process. Each module clears it after its last test."""
+    with temporary_installation(tmp_path_factory.mktemp("installation")) as new:
+        yield new

@@ -406,7 +406,7 @@ def test_a_lost_key_is_not_replaced_while_slices_know_it(tmp_path: Path) -> None
 
 def test_a_server_without_its_key_is_an_error_while_a_job_has_a_slice(tmp_path: Path) -> None:
     with temporary_installation(tmp_path) as installation:
-        job = installation.create("sleep 600", zones=["local-a"])
+        job = installation.create("sleep 600", accelerator="v4-8")
         installation.reaches(job, "RUNNING")
         installation.client.stop_server()
         key = installation.home / "ssh" / "id_ed25519"

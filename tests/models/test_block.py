@@ -13,9 +13,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from drumline.models import LM
-from drumline.models.sharding import Params
 from drumline.parallel import BlockAxes, BlockShape, MoEBlock, TransformerBlock
 from drumline.parallel.block.layers import rms_norm
+from tests.models.training import KEY, Tree, random_weights
 
 DENSE = LM(
     width=16,
@@ -31,26 +31,25 @@ MIXED = replace(DENSE, experts=4, balance_weight=0.0, z_weight=0.0)
 SHAPE = BlockShape(width=16, heads=4, kv_heads=2, head_dim=4, hidden=24)
 AXES = BlockAxes(batch=None, model="Y")
 ONE = Mesh(np.array(jax.devices()[:1]), ("Y",))
-KEY = jax.random.key(0)
 ATTENTION = ("attention_norm", "query", "key", "value", "output")
 
 
-def init_params(model: LM) -> tuple[Params, dict[str, jax.Array]]:
+def random_params(model: LM) -> tuple[Tree, dict[str, np.ndarray]]:
     """Return the weights of a decoder, and those of its only block."""
-    params = model.init(KEY)
+    params = random_weights(model)
     return params, {name: weight[0] for name, weight in params["blocks"].items()}
 
 
-def block_of(weights: dict[str, jax.Array]) -> TransformerBlock:
+def block_of(weights: dict[str, np.ndarray]) -> TransformerBlock:
     block: TransformerBlock = eqx.tree_at(
         lambda block: [getattr(block, name) for name in weights],
-        TransformerBlock(SHAPE, key=KEY, axes=AXES),
+        eqx.filter_eval_shape(TransformerBlock, SHAPE, key=KEY, axes=AXES),
         list(weights.values()),
     )
     return block
 
 
-def cross_entropy(params: Params, x: jax.Array, targets: np.ndarray) -> jax.Array:
+def cross_entropy(params: Tree, x: jax.Array, targets: np.ndarray) -> jax.Array:
     logits = rms_norm(x, params["norm"]) @ params["head"]
     target_logits = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)
     return -jnp.mean(target_logits)
@@ -61,11 +60,11 @@ def batch() -> dict[str, np.ndarray]:
 
 
 def test_the_weights_of_a_decoder_work_in_a_transformer_block() -> None:
-    params, weights = init_params(DENSE)
+    params, weights = random_params(DENSE)
     tokens = batch()["tokens"]
 
     @jax.jit
-    def loss_of_blocks(params: Params, block: TransformerBlock) -> jax.Array:
+    def loss_of_blocks(params: Tree, block: TransformerBlock) -> jax.Array:
         x = block(params["table"][tokens[:, :-1]], mesh=ONE)
         return cross_entropy(params, x, tokens[:, 1:])
 
@@ -75,20 +74,20 @@ def test_the_weights_of_a_decoder_work_in_a_transformer_block() -> None:
 
 
 def test_the_experts_of_a_decoder_work_in_a_moe_block() -> None:
-    params, weights = init_params(MIXED)
-    dense = init_params(DENSE)[1]
+    params, weights = random_params(MIXED)
+    dense = random_params(DENSE)[1]
     # With zero last weights, the dense feed-forward layer adds nothing.
     first = {**dense, **{name: weights[name] for name in ATTENTION}}
-    first["down"] = jnp.zeros_like(first["down"])
+    first["down"] = np.zeros_like(first["down"])
     second = eqx.tree_at(
         lambda block: [block.scale, block.router, block.w_in, block.w_out],
-        MoEBlock(16, 24, 4, k=2, key=KEY),
+        eqx.filter_eval_shape(MoEBlock, 16, 24, 4, k=2, key=KEY),
         [weights[name] for name in ("feedforward_norm", "router", "experts_in", "experts_out")],
     )
     tokens = batch()["tokens"]
 
     @jax.jit
-    def loss_of_blocks(params: Params, first: TransformerBlock, second: MoEBlock) -> jax.Array:
+    def loss_of_blocks(params: Tree, first: TransformerBlock, second: MoEBlock) -> jax.Array:
         x = first(params["table"][tokens[:, :-1]], mesh=ONE)
         return cross_entropy(params, second(x).out, tokens[:, 1:])
 

@@ -72,6 +72,11 @@ def batch_for(model: Model, count: int = 16) -> dict[str, np.ndarray[Any, Any]]:
 
 @cache
 def weights_of(name: str) -> Tree:
+    """Return the random weights of one of the models."""
+    return random_weights(MODELS[name])
+
+
+def random_weights(model: Model) -> Tree:
     """Return random weights on the host: norms near one, all others away from zero."""
     rng = np.random.default_rng(1)
 
@@ -79,7 +84,7 @@ def weights_of(name: str) -> Tree:
         values = rng.normal(size=shape.shape) * 0.3
         return np.float32(values + 1 if "norm" in str(path[-1]) else values)
 
-    return jax.tree_util.tree_map_with_path(random_weight, jax.eval_shape(MODELS[name].init, KEY))
+    return jax.tree_util.tree_map_with_path(random_weight, jax.eval_shape(model.init, KEY))
 
 
 def compiled(model: Model, mesh: Mesh, name: str) -> tuple[Any, Tree, Any]:

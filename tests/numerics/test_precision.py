@@ -159,12 +159,13 @@ class FakeExecution:
         return [floats(index in self.positions)]
 
 
-@given(st.frozensets(st.integers(0, LENGTH - 1), min_size=1))
+@given(positions=st.frozensets(st.integers(0, LENGTH - 1), min_size=1))
 @settings(deadline=None, max_examples=200)
-def test_a_disappearing_difference_ends_at_neighbours(positions: frozenset[int]) -> None:
-    traced = trace(additions, [np.float32(1)])
+def test_a_disappearing_difference_ends_at_neighbours(
+    chain: TracedFunction, positions: frozenset[int]
+) -> None:
     index = first_index(
-        DifferenceSearch(traced, FakeExecution()), FakeExecution(positions), max(positions)
+        DifferenceSearch(chain, FakeExecution()), FakeExecution(positions), max(positions)
     )
     assert index is not None
     assert index in positions

@@ -124,18 +124,22 @@ def rows(seed: int, dtype: Any = np.float32) -> np.ndarray:
     return values_of_rows
 
 
+@jax.jit
+def exact_top_k(x: jax.Array) -> Any:
+    return lax.top_k(x, K)
+
+
 @pytest.mark.parametrize("check", FAULTY_RESULTS)
 def test_a_wrong_result_is_always_replaced_by_the_exact_one(
     check: TopKCheck, replace_approx_max_k: Callable[[Approximate], None]
 ) -> None:
     replace_approx_max_k(FAULTY_RESULTS[check])
     verified_top_k = jax.jit(lambda x: top_k(x, K, verify=True, recall_target=0.97))
-    exact = jax.jit(lambda x: lax.top_k(x, K))
-    for seed in range(100):
+    for seed in range(25):
         x = rows(seed)
         with pytest.warns(TopKWarning, match=f"in 1 of {ROWS} rows .*{check} in 1"):
             values, indices = run_with_callbacks(verified_top_k, x)
-        for actual, reference in zip((values, indices), exact(x), strict=True):
+        for actual, reference in zip((values, indices), exact_top_k(x), strict=True):
             np.testing.assert_array_equal(actual, reference)
 
 

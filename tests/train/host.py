@@ -24,12 +24,12 @@ def main(folder: Path) -> int:
     drumline.distributed.initialize()
     host = jax.process_index()
 
-    two_host_run = fit(toy(12, save_every=6), checkpoint=folder / "whole")
+    two_host_run = fit(toy(12, mesh=-1, save_every=6), checkpoint=folder / "whole")
 
     rows = {name: column.copy() for name, column in ROWS.items()}
     rows["x"][3 * 16 + 11] = np.nan  # row 11 of batch 3 is host 1's
     data_with_bad_row = Data(Slow(0.0, rows), batch=16, shuffle=False)
-    stopped_run = fit(replace(toy(6), data=data_with_bad_row), checkpoint=None)
+    stopped_run = fit(replace(toy(6, mesh=-1), data=data_with_bad_row), checkpoint=None)
 
     (folder / f"result-{host}.json").write_text(
         json.dumps(
@@ -43,7 +43,7 @@ def main(folder: Path) -> int:
         )
     )
     slow_data = Data(Slow(0.02), batch=16, seed=7, threads=1)
-    long_recipe = replace(toy(10_000, save_every=5_000), data=slow_data)
+    long_recipe = replace(toy(10_000, mesh=-1, save_every=5_000), data=slow_data)
     return fit(long_recipe, checkpoint=folder / "stopped").ending.exit_code
 
 

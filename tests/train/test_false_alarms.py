@@ -19,6 +19,7 @@ from drumline.train.checkpoints.marks import Marks
 from drumline.train.checkpoints.saving import RunCheckpoints
 from drumline.train.loop import _Run
 from drumline.train.steps import pipeline
+from tests.cases import rare
 from tests.train.test_hardware_faults import REPLICATED, spiky
 from tests.train.toy import init, loss
 
@@ -49,7 +50,7 @@ def diverging_loss(params: Any, batch: Any, key: Any) -> Any:
     return loss({**params, "head": diverging(params["head"])}, batch, key)
 
 
-@pytest.mark.parametrize("check_every", [20, None])
+@pytest.mark.parametrize("check_every", [20, *rare(None)])
 def test_diverging_replicas_and_a_spike_are_not_a_hardware_fault(
     check_every: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,12 +22,18 @@ from drumline.train import Functions, Recipe, data, fingerprint, fit, hardware
 from drumline.train.__main__ import main
 from drumline.train.checkpoints.marks import Marks
 from drumline.train.steps import pipeline
-from tests.train.toy import ROWS, SHARDED, init, loss, toy
+from tests.train import toy as toys
+from tests.train.toy import ROWS, SHARDED, init, loss
 
 REPLICATED = Functions(init, loss)
 """The toy with all parameters on every device: eight replicas."""
 FAULTY_CHIP = 5
 BreakChip = Callable[..., None]
+
+
+def toy(steps: int, **settings: Any) -> Recipe:
+    """Return the toy on all eight devices, so that most replicas are right."""
+    return toys.toy(steps, mesh=8, **settings)
 
 
 @pytest.fixture
@@ -208,7 +214,9 @@ def test_the_command_prints_the_fault_report_and_exits_with_1(
 ) -> None:
     """Only the counters have replicas here. They or the probe show the fault."""
     break_chip("lies")
-    assert main([str(Path(__file__).parent / "toy.py"), "--set", "steps=40"]) == 1
+    assert (
+        main([str(Path(__file__).parent / "toy.py"), "--set", "steps=40", "--set", "mesh=8"]) == 1
+    )
     *_, last = capsys.readouterr().err.strip().splitlines()
     fault_report = parse_fault_report(last)
     assert fault_report is not None

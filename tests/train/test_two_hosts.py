@@ -82,7 +82,7 @@ def test_two_hosts_train_together_find_a_bad_row_and_stop_together(tmp_path: Pat
     )
 
     # One host with the same rows in the same order gives the same results.
-    one_host_run = fit(toy(12, save_every=6), checkpoint=tmp_path / "alone")
+    one_host_run = fit(toy(12, mesh=8, save_every=6), checkpoint=tmp_path / "alone")
     assert results[0]["loss"] == pytest.approx(
         one_host_run.metrics["loss"], rel=LOSSES_ON_ANOTHER_MESH
     )
@@ -93,8 +93,8 @@ def test_two_hosts_train_together_find_a_bad_row_and_stop_together(tmp_path: Pat
     assert [line["squares"] for line in metrics[0]] == [line["squares"] for line in metrics[1]]
 
     # One host resumes from the checkpoint of two hosts.
-    resumed = fit(toy(14), checkpoint=tmp_path / "whole")
+    resumed = fit(toy(14, mesh=8), checkpoint=tmp_path / "whole")
     assert resumed.ending is Ending.DONE
-    expected = fit(toy(14), checkpoint=tmp_path / "alone")
+    expected = fit(toy(14, mesh=8), checkpoint=tmp_path / "alone")
     loss = pytest.approx(expected.metrics["loss"], rel=LOSSES_ON_ANOTHER_MESH)
     assert resumed.metrics["loss"] == loss

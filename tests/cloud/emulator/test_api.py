@@ -1,17 +1,36 @@
 """The API through Google's own client."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
+import asyncssh
 import pytest
 from google.api_core import exceptions
 from google.cloud import tpu_v2
 
-if TYPE_CHECKING:
-    from tests.cloud.conftest import Emulator, Start
-else:
-    Emulator = Start = Any
+from tests.cloud.conftest import Emulator, running_emulator
 
 PARENT = "projects/p/locations/local-a"
+
+
+@pytest.fixture(scope="module")
+def scarce(
+    tmp_path_factory: pytest.TempPathFactory, ssh_key: asyncssh.SSHKey
+) -> Iterator[Emulator]:
+    """An emulator without v4 chips in local-a, where requests fail and listings have short pages.
+
+    The tests that share it release their requests.
+    """
+    with running_emulator(
+        tmp_path_factory.mktemp("scarce"),
+        ssh_key,
+        capacity={"local-a": {"v4": 0}},
+        when_short="fail",
+        quota={"local-b": {"spot": 4}},
+        page_size=3,
+        buckets={"ours": "US-CENTRAL2"},
+    ) as one:
+        yield one
 
 
 def test_the_whole_life_of_a_request(emulator: Emulator) -> None:
@@ -124,22 +143,20 @@ def test_a_node_without_a_queue(emulator: Emulator) -> None:
     assert list(client.list_nodes(parent=PARENT)) == []
 
 
-def test_out_of_chips_the_operation_of_a_node_fails_with_code_8(start_emulator: Start) -> None:
-    emulator = start_emulator(capacity={"local-a": {"v4": 0}})
-    operation = emulator.client().create_node(parent=PARENT, node_id="n", node=emulator.node())
+def test_out_of_chips_the_operation_of_a_node_fails_with_code_8(scarce: Emulator) -> None:
+    operation = scarce.client().create_node(parent=PARENT, node_id="n", node=scarce.node())
     with pytest.raises(
         exceptions.GoogleAPICallError, match="There is no more capacity in the zone"
     ):
         operation.result(timeout=60)
     assert operation.operation.error.code == 8
-    assert list(emulator.client().list_nodes(parent=PARENT)) == []
+    assert list(scarce.client().list_nodes(parent=PARENT)) == []
 
 
-def test_lists_come_in_pages(start_emulator: Start) -> None:
-    emulator = start_emulator(page_size=3, capacity={"local-a": {"v4": 0}})
+def test_lists_come_in_pages(scarce: Emulator) -> None:
     for index in range(7):
-        emulator.ask(f"r{index}")
-    client = emulator.client()
+        scarce.ask(f"r{index}")
+    client = scarce.client()
     pages = client.list_queued_resources(parent=PARENT).pages
     assert [len(page.queued_resources) for page in pages] == [3, 3, 1]
     every = client.list_queued_resources(request={"parent": PARENT, "page_size": 2})
@@ -148,53 +165,62 @@ def test_lists_come_in_pages(start_emulator: Start) -> None:
     assert len(list(anywhere)) == 7
     assert list(client.list_queued_resources(parent="projects/p/locations/local-b")) == []
     assert list(client.list_queued_resources(parent="projects/q/locations/local-a")) == []
+    for index in range(7):
+        scarce.release(f"r{index}")
+
+
+def test_calls_are_counted_by_method_and_zone(emulator: Emulator) -> None:
+    zone = "us-east5-a"  # no other test calls it
+    for _ in range(2):
+        list(emulator.client().list_nodes(parent=f"projects/p/locations/{zone}"))
     calls = emulator.control("status")
-    assert calls["calls"]["queuedResources.create"] == 7
-    assert calls["calls_by_zone"]["local-b"] == {"queuedResources.list": 1}
+    assert calls["calls_by_zone"][zone] == {"nodes.list": 2}
     assert calls["total"] == sum(calls["calls"].values())
 
 
-def test_deletions_between_pages_neither_hide_nor_repeat_entries(start_emulator: Start) -> None:
-    emulator = start_emulator(page_size=3, capacity={"local-a": {"v4": 0}})
+def test_deletions_between_pages_neither_hide_nor_repeat_entries(scarce: Emulator) -> None:
     for index in range(9):
-        emulator.ask(f"r{index}")
-    client = emulator.client()
+        scarce.ask(f"r{index}")
+    client = scarce.client()
     seen: list[str] = []
     for page in client.list_queued_resources(parent=PARENT).pages:
         seen += [one.name[-2:] for one in page.queued_resources]
         # The first entry of the page, its last (the next page begins after it), and a later one.
         for index in {3: (0, 2, 4), 6: (3, 8)}.get(len(seen), ()):
-            emulator.release(f"r{index}")
+            scarce.release(f"r{index}")
     assert seen == ["r0", "r1", "r2", "r3", "r5", "r6", "r7"]
     with pytest.raises(exceptions.BadRequest, match="page token is invalid"):
         list(client.list_nodes(request={"parent": PARENT, "page_token": "nonsense"}))
+    for index in (1, 5, 6, 7):
+        scarce.release(f"r{index}")
 
 
-def test_a_failed_request_carries_its_error(start_emulator: Start) -> None:
-    emulator = start_emulator(capacity={"local-a": {"v4": 0}}, when_short="fail")
-    emulator.ask("short")
-    emulator.wait_for("short", "FAILED")
-    got = emulator.client().get_queued_resource(name=f"{PARENT}/queuedResources/short")
+def test_a_failed_request_carries_its_error(scarce: Emulator) -> None:
+    scarce.ask("short")
+    scarce.wait_for("short", "FAILED")
+    got = scarce.client().get_queued_resource(name=f"{PARENT}/queuedResources/short")
     assert got.state.failed_data.error.code == 8
     assert "There is no more capacity" in got.state.failed_data.error.message
     assert got.state.state_initiator == tpu_v2.QueuedResourceState.StateInitiator.SERVICE
+    scarce.release("short")
 
 
-def test_capacity_given_later_ends_the_wait(start_emulator: Start) -> None:
-    emulator = start_emulator(capacity={"local-a": {"v4": 0}})
-    emulator.ask("patient")
-    assert emulator.state("patient") == "WAITING_FOR_RESOURCES"
-    emulator.control("capacity", zone="local-a", accelerator="v4", chips=4)
-    emulator.wait_for("patient", "ACTIVE")
+def test_capacity_given_later_ends_the_wait(emulator: Emulator) -> None:
+    with emulator.capacity("v4", 0):
+        emulator.ask("patient")
+        assert emulator.state("patient") == "WAITING_FOR_RESOURCES"
+        emulator.control("capacity", zone="local-a", accelerator="v4", chips=4)
+        emulator.wait_for("patient", "ACTIVE")
+        emulator.release("patient")
 
 
-def test_the_text_distinguishes_quota_from_stockout(start_emulator: Start) -> None:
-    emulator = start_emulator(quota={"local-a": {"spot": 4}})
-    emulator.ask("fits")
+def test_the_text_distinguishes_quota_from_stockout(scarce: Emulator) -> None:
+    scarce.ask("fits", zone="local-b")
     with pytest.raises(exceptions.TooManyRequests) as refused:
-        emulator.ask("more")
+        scarce.ask("more", zone="local-b")
     assert "Quota 'TPUV4sPreemptiblePodPerProjectPerZoneForTPUAPI' exhausted" in str(refused.value)
-    assert "Limit 4 in zone local-a" in str(refused.value)
+    assert "Limit 4 in zone local-b" in str(refused.value)
+    scarce.release("fits", zone="local-b")
 
 
 def test_a_preempted_slice_is_suspended_by_the_service(emulator: Emulator) -> None:
@@ -300,10 +326,9 @@ def test_a_call_repeated_under_its_request_id_is_the_same_operation(emulator: Em
         client.delete_queued_resource(request=delete | {"request_id": ""})
 
 
-def test_buckets_have_a_location(start_emulator: Start) -> None:
-    emulator = start_emulator(buckets={"ours": "US-CENTRAL2"})
-    assert emulator.rest("GET", "/storage/v1/b/ours")[1]["location"] == "US-CENTRAL2"
-    assert emulator.rest("GET", "/storage/v1/b/other")[1]["location"] == "LOCAL"
+def test_buckets_have_a_location(scarce: Emulator) -> None:
+    assert scarce.rest("GET", "/storage/v1/b/ours")[1]["location"] == "US-CENTRAL2"
+    assert scarce.rest("GET", "/storage/v1/b/other")[1]["location"] == "LOCAL"
 
 
 def test_several_nodes_under_one_request(emulator: Emulator) -> None:
@@ -321,32 +346,32 @@ def test_several_nodes_under_one_request(emulator: Emulator) -> None:
     emulator.release("pair")
 
 
-def test_injected_errors_alternate_and_spare_the_controls(start_emulator: Start) -> None:
-    emulator = start_emulator()
-    emulator.control("faults", fail=1.0)
+def test_injected_errors_alternate_and_spare_the_controls(scarce: Emulator) -> None:
     path = f"/v2/{PARENT}/nodes"
-    assert {emulator.rest("GET", path)[0] for _ in range(3)} == {429, 500, 503}
-    spec = {"parent": PARENT, "nodeId": "n", "node": {"acceleratorType": "v4-8"}}
-    spec["node"] |= {"runtimeVersion": "tpu-ubuntu2204-base"}  # type: ignore[operator]
-    for index in range(12):
-        create = f"/v2/{PARENT}/queuedResources?queuedResourceId=r{index}"
-        body = {"tpu": {"nodeSpec": [spec | {"nodeId": f"r{index}"}]}}
-        assert emulator.rest("POST", create, body)[0] in {429, 500, 503}
+    with scarce.faults(fail=1.0):
+        assert {scarce.rest("GET", path)[0] for _ in range(3)} == {429, 500, 503}
+        spec = {"parent": PARENT, "nodeId": "n", "node": {"acceleratorType": "v4-8"}}
+        spec["node"] |= {"runtimeVersion": "tpu-ubuntu2204-base"}  # type: ignore[operator]
+        for index in range(12):
+            create = f"/v2/{PARENT}/queuedResources?queuedResourceId=r{index}"
+            body = {"tpu": {"nodeSpec": [spec | {"nodeId": f"r{index}"}]}}
+            assert scarce.rest("POST", create, body)[0] in {429, 500, 503}
+        requests = scarce.control("resources")["requests"]
     # Some calls took effect although they failed, which the caller cannot know.
-    assert 0 < len(emulator.control("resources")["requests"]) < 12
-    emulator.control("faults", clear=True)
-    assert emulator.rest("GET", path)[0] == 200
+    assert 0 < len(requests) < 12
+    assert scarce.rest("GET", path)[0] == 200
+    for request in requests:
+        scarce.release(request["name"])
 
 
-def test_an_expired_login_and_a_denied_zone(start_emulator: Start) -> None:
-    emulator = start_emulator()
+def test_an_expired_login_and_a_denied_zone(emulator: Emulator) -> None:
     client = emulator.client()
-    emulator.control("faults", login="expired")
-    # Google's client would refresh its token, which anonymous credentials cannot.
-    status, answer = emulator.rest("GET", f"/v2/{PARENT}/nodes")
+    with emulator.faults(login="expired"):
+        # Google's client would refresh its token, which anonymous credentials cannot.
+        status, answer = emulator.rest("GET", f"/v2/{PARENT}/nodes")
     assert (status, answer["error"]["status"]) == (401, "UNAUTHENTICATED")
     assert "invalid authentication credentials" in answer["error"]["message"]
-    emulator.control("faults", login="ok", deny=["local-b"])
-    assert list(client.list_nodes(parent=PARENT)) == []
-    with pytest.raises(exceptions.Forbidden, match=r"Permission 'tpu\.nodes\.list' denied on"):
-        list(client.list_nodes(parent="projects/p/locations/local-b"))
+    with emulator.faults(deny=["local-b"]):
+        assert list(client.list_nodes(parent=PARENT)) == []
+        with pytest.raises(exceptions.Forbidden, match=r"Permission 'tpu\.nodes\.list' denied on"):
+            list(client.list_nodes(parent="projects/p/locations/local-b"))

@@ -5,21 +5,28 @@ Each test uses slices of its own kind, so that no other test uses or breaks its 
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import asyncssh
 import pytest
 
+from tests.cloud.conftest import Emulator, running_emulator
 from tests.cloud.emulator.test_hosts import alive, run, start_daemon, until
 from tests.cloud.emulator.test_launch import drumline
 
-if TYPE_CHECKING:
-    from tests.cloud.conftest import Emulator
-else:
-    Emulator = Any
-
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 OPENS = "exec 3<$DRUMLINE_DEV/vfio/0"
+
+
+@pytest.fixture(scope="module")
+def emulator(
+    tmp_path_factory: pytest.TempPathFactory, ssh_key: asyncssh.SSHKey
+) -> Iterator[Emulator]:
+    """An emulator whose machines only these tests use."""
+    with running_emulator(tmp_path_factory.mktemp("breaking"), ssh_key) as one:
+        yield one
 
 
 def finds(emulator: Emulator, host: dict[str, Any]) -> tuple[list[str], str]:

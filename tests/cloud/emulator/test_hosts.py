@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,8 +89,9 @@ def wait_until_it_answers(emulator: Emulator, host: Host) -> None:
 
 
 @pytest.fixture(scope="module")
-def host(emulator: Emulator) -> Host:
-    return emulator.slice("plain", "v5litepod-8", runtime_version="v2-alpha-tpuv5-lite")[0]
+def host(emulator: Emulator) -> Iterator[Host]:
+    yield emulator.slice("plain", "v5litepod-8", runtime_version="v2-alpha-tpuv5-lite")[0]
+    emulator.release("plain")
 
 
 def test_a_command_gets_its_input_and_returns_output_and_code(
@@ -179,12 +180,6 @@ def test_guest_attributes_have_the_host_keys(emulator: Emulator, host: Host) -> 
     ]
 
 
-def test_a_slice_is_active_only_when_its_hosts_accept_logins(start_emulator: Start) -> None:
-    emulator = start_emulator(boot_seconds=1.0)
-    for host in emulator.slice("booted", "v4-16"):
-        assert run(emulator, host, "echo in").stdout == "in\n"
-
-
 def test_a_slice_whose_hosts_still_boot_is_released_at_once(start_emulator: Start) -> None:
     emulator = start_emulator(boot_seconds=1000.0)
     emulator.ask("slow")
@@ -246,9 +241,12 @@ def test_a_silent_host_hangs_while_its_program_continues(emulator: Emulator) -> 
 
 
 @LINUX
-def test_a_rebooted_host_comes_back_without_its_program(start_emulator: Start) -> None:
+def test_a_host_accepts_logins_after_its_boot_and_a_reboot_ends_its_program(
+    start_emulator: Start,
+) -> None:
     emulator = start_emulator(boot_seconds=0.5)
     host = emulator.slice("again")[0]
+    assert run(emulator, host, "echo in").stdout == "in\n"  # as soon as the slice is active
     daemon = start_daemon(emulator, host)
     before = boot_id(emulator)
     emulator.control("break", target="again", host=0, how="reboot")

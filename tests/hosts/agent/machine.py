@@ -1,20 +1,17 @@
 """A machine for the agent: its own folder, and the processes started there."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from drumline.hosts.agent.processes import all_pids, process_environment
-from drumline.hosts.host_files import AGENT, AGENT_FILE
-from drumline.hosts.remote import INSTALL
+from drumline.hosts.agent.status import has_waiter
+from drumline.hosts.host_files import AGENT_FILE
 from drumline.hosts.values import (
     Address,
     HostAssignment,
@@ -22,6 +19,7 @@ from drumline.hosts.values import (
     program_message,
     work_folder,
 )
+from tests.hosts.installed_agent import installed_agent
 from tests.hosts.stand_in import program
 
 
@@ -31,24 +29,6 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> An
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.02)
     return value
-
-
-def installed(name: str, content: bytes) -> bytes:
-    """Return a zip file of Python modules as it is on a host."""
-    with TemporaryDirectory() as home:
-        subprocess.run(
-            [sys.executable, "-I", "-c", INSTALL, name, hashlib.sha256(content).hexdigest()],
-            input=content,
-            env={"HOME": home},
-            check=True,
-        )
-        return Path(home, ".drumline", name).read_bytes()
-
-
-@cache
-def installed_agent() -> bytes:
-    """Return the agent as it is on a host."""
-    return installed(AGENT_FILE, AGENT)
 
 
 class Machine:
@@ -65,7 +45,7 @@ class Machine:
         self.folder = home / ".drumline" / attempt_folder(self.what)
 
     def words(self, *words: str) -> list[str]:
-        return [sys.executable, "-I", str(self.agent), *words]
+        return [sys.executable, "-I", "-S", str(self.agent), *words]
 
     def call(self, *words: str, sent: object = None) -> dict[str, Any]:
         done = subprocess.run(
@@ -99,8 +79,16 @@ class Machine:
         return self.ended()
 
     def ended(self) -> dict[str, Any]:
-        wait_for(lambda: self.attempt("status")["state"] == "exited", "the program ended")
-        return self.attempt("status")
+        """Wait for the end of the program. Return its status."""
+
+        def exited() -> dict[str, Any] | None:
+            status = self.attempt("status")
+            return status if status["state"] == "exited" else None
+
+        # Each `status` is a process, so the first is sent when the waiter has ended.
+        wait_for(lambda: not has_waiter(str(self.folder)), "the waiter ended")
+        status: dict[str, Any] = wait_for(exited, "the program ended")
+        return status
 
     def log(self) -> str:
         """Return the log so far. The program may write before or after the answer to `start`."""

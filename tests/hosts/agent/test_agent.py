@@ -18,8 +18,14 @@ import pytest
 
 from drumline.hosts.agent.processes import is_alive
 from drumline.hosts.environment import PythonEnvironment, run_wrap
-from drumline.hosts.host_files import AGENT, AGENT_SOURCES, zip_agent, zip_texts
-from tests.hosts.agent.machine import Machine, installed, installed_agent, parent_of, wait_for
+from drumline.hosts.host_files import (
+    AGENT,
+    AGENT_SOURCES,
+    zip_agent,
+    zip_texts,
+)
+from tests.hosts.agent.machine import Machine, parent_of, wait_for
+from tests.hosts.installed_agent import installed, installed_agent
 
 
 def test_the_agent_needs_only_python_3_8() -> None:

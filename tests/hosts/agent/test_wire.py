@@ -133,7 +133,7 @@ def test_the_agent_reports_an_exit_that_an_older_agent_recorded(tmp_path: Path) 
     agent = tmp_path / AGENT_FILE
     agent.write_bytes(AGENT)
     done = subprocess.run(
-        [sys.executable, "-I", str(agent), "status", "jobs/j/1"],
+        [sys.executable, "-I", "-S", str(agent), "status", "jobs/j/1"],
         env={"HOME": str(tmp_path)},
         capture_output=True,
         check=True,

@@ -6,14 +6,14 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.jobs.installation import Installation, temporary_installation
+from tests.cases import rare
+from tests.jobs.installation import Installation
 
 BIN = Path(sys.executable).parent
 SUMMARY = {"id", "user", "name", "accelerator", "zone", "host0_ip", "status", "reason"}
@@ -56,9 +56,16 @@ class Shell:
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    with temporary_installation(tmp_path_factory.mktemp("shared")) as new:
-        yield Shell(new)
+def shell(shared: Installation) -> Shell:
+    return Shell(shared)
+
+
+def wait_for_line(shell: Shell, job: str, text: str, host: int = 0) -> None:
+    """Wait until the log of a host contains a text."""
+    client = shell.installation.client
+    shell.installation.until(
+        lambda: text in b"".join(client.logs(job, host=host)).decode(), what=f"{text!r} in the log"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +125,9 @@ def test_list_finds_jobs_by_status_name_and_user(shell: Shell, running: str) -> 
     assert "status: 'LOST' is not a status; use one of QUEUED, WAITING" in wrong.err
 
 
-def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:
+def test_wait_ends_with_0_1_or_124_and_show_names_the_fault_and_the_next_step(
+    shell: Shell, running: str
+) -> None:
     good = shell.create("true")
     bad = shell.create("exit 3", retry={"failures": 0})
     assert shell("wait", good).code == 0
@@ -128,20 +137,17 @@ def test_wait_ends_with_0_1_or_124(shell: Shell, running: str) -> None:
     late = shell("wait", good, running, "--timeout", "0.5")
     assert late.code == 124
     assert f"timed out after 0.5 s; still running: {running}" in late.err
-
-
-def test_show_names_the_fault_and_the_next_step(shell: Shell) -> None:
-    job = shell.create("echo almost; exit 3", retry={"failures": 0})
-    shell("wait", job)
-    result = shell("show", job)
-    assert f"{job} " in result.out
-    assert "FAILED" in result.out
-    assert f"drumline resume {job}" in result.out
-    assert f"drumline logs {job}" in result.out
+    shown = shell("show", bad).out
+    assert f"{bad} " in shown
+    assert "FAILED" in shown
+    assert f"drumline resume {bad}" in shown
+    assert f"drumline logs {bad}" in shown
 
 
 def test_logs_of_one_host_or_of_all(shell: Shell, running: str) -> None:
-    shell.installation.until(lambda: "host 1 is up" in shell("logs", running, "--host", "1").out)
+    wait_for_line(shell, running, "host 0 is up")
+    wait_for_line(shell, running, "host 1 is up", host=1)
+    assert "host 1 is up" in shell("logs", running, "--host", "1").out
     assert "host 0 is up" in shell("logs", running).out
     together = shell("logs", running, "--host", "all").out.splitlines()
     assert {"[host 0] host 0 is up", "[host 1] host 1 is up"} <= set(together)
@@ -216,8 +222,9 @@ def test_a_command_ends_with_its_caller(shell: Shell, running: str, fed: bool) -
         assert shell("exec", running, "--", f"pgrep -f '^[y]es {marker}'").code == 0
         asking.kill()
         source.kill()
+    words = ["pgrep", "-f", f"^[y]es {marker}"]
     shell.installation.until(
-        lambda: shell("exec", running, "--", f"pgrep -f '^[y]es {marker}'").code == 1
+        lambda: shell.installation.client.exec(running, words)[0]["exit_code"] == 1
     )
 
 
@@ -269,7 +276,7 @@ def test_cancel_keeps_the_slice_resume_uses_it_and_delete_releases_it(
     resumed = shell("resume", job)
     assert resumed.code == 0
     assert "on the slice kept in us-central2-b" in resumed.out
-    shell.installation.until(lambda: "on attempt 2" in shell("logs", job).out)
+    wait_for_line(shell, job, "on attempt 2")
     assert shell.installation.client.show(job)["slice"]["name"] == name
 
     refused = shell("delete", job)
@@ -333,7 +340,7 @@ def test_a_new_job_begins_with_the_checkpoints_of_another(shell: Shell) -> None:
 
 def test_clean_removes_logs_and_record(shell: Shell) -> None:
     job = shell.create("echo to be forgotten; sleep 600")
-    shell.installation.until(lambda: "to be forgotten" in shell("logs", job).out)
+    wait_for_line(shell, job, "to be forgotten")
     assert shell("clean", job).code == 2
     done = shell("clean", job, "--yes")
     assert done.code == 0
@@ -345,9 +352,9 @@ def test_clean_removes_logs_and_record(shell: Shell) -> None:
     assert int(shell.create("true")) > int(job), "its number is not given out again"
 
 
-def test_an_invalid_job_file_leaves_no_trace(installation: Installation) -> None:
-    shell = Shell(installation)
-    path = installation.write_job("true", zones=["us-central2"], chekpoint="gs://counts/x")
+def test_an_invalid_job_file_leaves_no_trace(shell: Shell) -> None:
+    before = {one["id"] for one in shell("list", "--all", "--json").json}
+    path = shell.installation.write_job("true", zones=["us-central2"], chekpoint="gs://counts/x")
     result = shell("create", str(path))
     assert result.code == 2
     *problems, last = result.err.splitlines()
@@ -355,22 +362,22 @@ def test_an_invalid_job_file_leaves_no_trace(installation: Installation) -> None
     assert len(problems) == 2
     assert any("did you mean checkpoint?" in line for line in problems)
     assert any("is a region" in line for line in problems)
-    assert shell("list", "--all", "--json").json == []
-    assert installation.resources() == []
+    assert {one["id"] for one in shell("list", "--all", "--json").json} == before
+    requests = shell.installation.emulator("resources")["requests"]
+    assert {one["job"] for one in requests} <= before
     assert shell("create", str(path.parent / "missing.yaml")).code == 2
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
-        ("show", "999999"), ("logs", "999999"), ("wait", "999999"), ("resume", "999999"),
-        ("cancel", "999999"), ("delete", "999999", "--yes"), ("clean", "999999", "--yes"),
-        ("exec", "999999", "--", "true"), ("ssh", "999999"), ("show", "twelve"), ("show", "0"),
+        "logs 999999", "delete 999999 --yes", "show twelve",
+        *rare("show 999999", "wait 999999", "resume 999999", "cancel 999999",
+              "clean 999999 --yes", "exec 999999 -- true", "ssh 999999", "show 0"),
     ],
-    ids=" ".join,
 )  # fmt: skip
-def test_an_id_that_is_none_is_one_sentence_and_2(shell: Shell, words: tuple[str, ...]) -> None:
-    result = shell(*words)
+def test_an_id_that_is_none_is_one_sentence_and_2(shell: Shell, command: str) -> None:
+    result = shell(*command.split())
     assert (result.code, result.out) == (2, "")
     assert len(result.err.splitlines()) == 1
     assert "drumline list" in result.err

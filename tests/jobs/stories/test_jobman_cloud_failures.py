@@ -141,7 +141,7 @@ def test_09_an_expired_login_fails_no_job_and_all_go_on_after_the_next(tmp_path:
         await harness.reaches(running, "RUNNING")
         harness.cloud.error = LOGIN_EXPIRED
         queued = [await harness.create() for _ in range(5)]
-        await asyncio.sleep(6 * HOUR)
+        await asyncio.sleep(2 * HOUR)
         assert harness.status(running) == "RUNNING"
         assert {harness.status(job) for job in queued} == {"WAITING"}
         reason = harness.show(queued[0])["reason"]

@@ -54,14 +54,11 @@ def test_names_are_never_executed_and_the_clouds_names_stay_valid(
     names = nasty(touch)
     jobs = {shared.create("true", name=n, accelerator="v4-8", zones=["local-c"]): n for n in names}
 
-    def requests() -> list[dict[str, str]]:
-        return list(shared.emulator("resources")["requests"])
-
     # The server requests this many at once in one zone; the others wait.
-    shared.until(lambda: len(requests()) == 8, what="the requests")
-    assert all(CLOUD_NAME.fullmatch(one["name"]) for one in requests())
-    assert {one["job"] for one in requests()} <= set(jobs)
-    assert {job["id"]: job["name"] for job in shared.client.list()} == jobs
+    shared.until(lambda: len(shared.requests(*jobs)) == 8, what="the requests")
+    assert all(CLOUD_NAME.fullmatch(one["name"]) for one in shared.requests(*jobs))
+    listed = {job["id"]: job["name"] for job in shared.client.list()}
+    assert {job: listed[job] for job in jobs} == jobs
     for words in (["list"], ["show", next(iter(jobs))], ["delete", "--dry-run", *jobs]):
         done = subprocess.run(
             [DRUMLINE, *words],
@@ -72,9 +69,8 @@ def test_names_are_never_executed_and_the_clouds_names_stay_valid(
         )
         assert done.returncode == 0, done.stderr
         assert names[0] in done.stdout
-    for job in jobs:
-        shared.client.delete(job)
-    shared.cloud_is_empty()
+    shared.client.delete(jobs)
+    shared.until(lambda: not shared.requests(*jobs), what="the requests to be deleted")
 
 
 def test_values_and_the_code_arrive_to_the_letter(shared: Installation, touch: str) -> None:

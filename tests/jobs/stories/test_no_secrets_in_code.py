@@ -42,39 +42,39 @@ def plant(folder: Path) -> None:
     (folder / "state" / "secrets" / "000001.json").write_text(MARK)
 
 
-def test_no_file_on_a_host_holds_a_planted_secret(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_no_file_on_a_host_holds_a_planted_secret(shared: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    path = installation.write_job(
-        f'cat train.py; until [ -e "{gate}" ]; do sleep 0.05; done', checkpoint="out"
+    path = shared.write_job(
+        f'cat train.py; until [ -e "{gate}" ]; do sleep 0.05; done',
+        accelerator="v4-8",
+        checkpoint="out",
     )
     (path.parent / "train.py").write_text("# a file that is sent: sent-5ba1\n")
     plant(path.parent)
-    new = installation.client.create(path)
+    new = shared.client.create(path)
     job = str(new["id"])
     assert {entry["path"] for entry in new["left_out"]} == {
         ".aws/", ".env", ".netrc", ".ssh/", "account.json", "ckpt/000004/", "deploy/key.txt",
         "keys/id_rsa", "lab.tfvars", "link", "out/", "private.txt", "state/",
     }  # fmt: skip
-    installation.reaches(job, "RUNNING")
-    installation.until(
-        lambda: b"sent-5ba1" in b"".join(installation.client.logs(job)), what="the program"
-    )
-    assert on_hosts(installation, "sent-5ba1")
-    assert on_hosts(installation, MARK) == []
+    shared.reaches(job, "RUNNING")
+    shared.until(lambda: b"sent-5ba1" in b"".join(shared.client.logs(job)), what="the program")
+    assert on_hosts(shared, "sent-5ba1")
+    assert on_hosts(shared, MARK) == []
     gate.touch()
-    assert installation.end(job)["status"] == "SUCCEEDED"
+    assert shared.end(job)["status"] == "SUCCEEDED"
 
 
 def test_a_job_file_in_the_home_folder_is_exit_code_2_and_nothing_is_created(
-    installation: Installation, tmp_path: Path
+    shared: Installation, tmp_path: Path
 ) -> None:
     home = tmp_path / "user"
     home.mkdir()
     (home / "job.yaml").write_text("accelerator: v4-8\nrun: 'true'\n")
     (home / "notes.txt").write_text(MARK)
-    environment = os.environ | {"HOME": str(home), "DRUMLINE_HOME": str(installation.home)}
+    environment = os.environ | {"HOME": str(home), "DRUMLINE_HOME": str(shared.home)}
+    jobs = shared.client.list(all=True)
+    archives = set((shared.home / "code").iterdir())
     for words in (["--dry-run"], [], ["--json"], ["--set", "workdir=/"]):
         done = subprocess.run(
             [DRUMLINE, "create", str(home / "job.yaml"), *words],
@@ -83,10 +83,8 @@ def test_a_job_file_in_the_home_folder_is_exit_code_2_and_nothing_is_created(
         assert done.returncode == 2
         assert "put the job file in a folder of its own, or set workdir:" in done.stderr
         assert "Traceback" not in done.stderr
-    assert not (installation.home / "code").exists() or not any(
-        (installation.home / "code").iterdir()
-    )
+    assert set((shared.home / "code").iterdir()) == archives
     with pytest.raises((SpecError, Refused), match="whole file system"):
-        installation.client.create({"accelerator": "v4-8", "run": "true", "workdir": "/"})
-    assert installation.client.list(all=True) == []
-    assert on_hosts(installation, MARK) == []
+        shared.client.create({"accelerator": "v4-8", "run": "true", "workdir": "/"})
+    assert len(shared.client.list(all=True)) == len(jobs)
+    assert on_hosts(shared, MARK) == []

@@ -21,7 +21,7 @@ SETUP = 'until [ -e "$GATES/setup" ]; do sleep 0.05; done'
 RUN = 'printf %s "$TOKEN" | sha256sum\nuntil [ -e "$GATES/run" ]; do sleep 0.05; done\n'
 
 
-def create(installation: Installation, gates: Path, value: str = TOKEN, run: str = RUN) -> str:
+def create(installation: Installation, gates: Path, run: str = RUN) -> str:
     gates.mkdir(exist_ok=True)
     path = installation.write_job(
         run,
@@ -31,7 +31,7 @@ def create(installation: Installation, gates: Path, value: str = TOKEN, run: str
         environment={"GATES": str(gates)},
         retry={"failures": 0},
     )
-    return str(installation.client.create(path, environ={"TOKEN": value})["id"])
+    return str(installation.client.create(path, environ={"TOKEN": TOKEN})["id"])
 
 
 def places(installation: Installation, value: str) -> list[str]:
@@ -87,76 +87,74 @@ def drumline(installation: Installation, *words: str, **environment: str) -> str
         timeout=180,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout
 
 
 def test_from_the_creation_to_the_end_a_secret_is_where_it_belongs_and_nowhere_else(
-    installation: Installation, tmp_path: Path
+    shared: Installation, tmp_path: Path
 ) -> None:
-    installation.emulator("capacity", zone="local-a", accelerator="v4-16", chips=0)
-    path = installation.write_job(
+    shared.emulator("capacity", zone="local-a", accelerator="v4-16", chips=0)
+    path = shared.write_job(
         RUN,
         setup=SETUP,
         secrets=["TOKEN"],
         zones=["local-a"],
         environment={"GATES": str(tmp_path)},
     )
-    # The first command starts the server, which must not inherit the value.
-    output = drumline(installation, "create", str(path), "--json", TOKEN=TOKEN)
-    job = "000001"
+    # The command starts the server, which must not inherit the value.
+    shared.client.stop_server()
+    output = drumline(shared, "create", str(path), "--json", TOKEN=TOKEN)
+    job = str(json.loads(output)["id"])
     own = f"secrets/{job}.json"
 
     def told() -> str:
-        shown = drumline(installation, "show", job) + drumline(installation, "show", job, "--json")
-        listed = drumline(installation, "list") + drumline(installation, "list", "--json")
-        return output + shown + listed + json.dumps(installation.client.events(job))
+        shown = drumline(shared, "show", job) + drumline(shared, "show", job, "--json")
+        listed = drumline(shared, "list") + drumline(shared, "list", "--json")
+        return output + shown + listed + json.dumps(shared.client.events(job))
 
     # Before the first attempt, and in a new server.
-    installation.reaches(job, "WAITING")
-    assert places(installation, TOKEN) == [own]
-    assert mode(installation, own) == 0o600
-    installation.kill_server()
-    installation.reaches(job, "WAITING")
-    assert places(installation, TOKEN) == [own]
+    shared.reaches(job, "WAITING")
+    assert places(shared, TOKEN) == [own]
+    assert mode(shared, own) == 0o600
+    shared.kill_server()
+    shared.reaches(job, "WAITING")
+    assert places(shared, TOKEN) == [own]
 
-    installation.emulator("capacity", zone="local-a", accelerator="v4-16", chips=None)
-    in_set_up(installation, job)
-    installation.until(lambda: len(on_hosts(installation, TOKEN)) == 2, what="both hosts in set-up")
-    host_files = on_hosts(installation, TOKEN)
+    shared.emulator("capacity", zone="local-a", accelerator="v4-16", chips=None)
+    in_set_up(shared, job)
+    shared.until(lambda: len(on_hosts(shared, TOKEN)) == 2, what="both hosts in set-up")
+    host_files = on_hosts(shared, TOKEN)
     assert {Path(place).name for place in host_files} == {"secrets.json"}
-    assert {mode(installation, place) for place in host_files} == {0o600}
-    assert places(installation, TOKEN) == sorted([own, *host_files])
+    assert {mode(shared, place) for place in host_files} == {0o600}
+    assert places(shared, TOKEN) == sorted([own, *host_files])
     assert told_of_processes(TOKEN) == []
     assert TOKEN not in told()
 
     (tmp_path / "setup").touch()
-    installation.reaches(job, "RUNNING")
-    installation.until(
-        lambda: hash_of(TOKEN) in log(installation, job), what="the program to see it"
-    )
-    installation.until(lambda: not on_hosts(installation, TOKEN), what="the hosts to forget it")
-    assert places(installation, TOKEN) == [own]
+    shared.reaches(job, "RUNNING")
+    shared.until(lambda: hash_of(TOKEN) in log(shared, job), what="the program to see it")
+    shared.until(lambda: not on_hosts(shared, TOKEN), what="the hosts to forget it")
+    assert places(shared, TOKEN) == [own]
     assert told_of_processes(TOKEN) == []
-    status = installation.client.server_status()
+    status = shared.client.server_status()
     assert status is not None
-    servants = {str(status["pid"]), str(installation.emulator("status")["pid"])}
+    servants = {str(status["pid"]), str(shared.emulator("status")["pid"])}
     assert servants.isdisjoint(told_of_processes(TOKEN, "environ"))
 
     # The next attempt and the next server have the value too.
-    installation.kill_server()
-    installation.reaches(job, "RUNNING")
-    assert places(installation, TOKEN) == [own]
-    installation.emulator("preempt", target=job)
-    installation.until(lambda: installation.client.show(job)["attempts_made"] == 2)
-    installation.until(
-        lambda: hash_of(TOKEN) in log(installation, job, 2), what="the program to see it again"
-    )
+    shared.kill_server()
+    shared.reaches(job, "RUNNING")
+    assert places(shared, TOKEN) == [own]
+    shared.emulator("preempt", target=job)
+    shared.until(lambda: shared.client.show(job)["attempts_made"] == 2)
+    shared.until(lambda: hash_of(TOKEN) in log(shared, job, 2), what="the program to see it again")
     (tmp_path / "run").touch()
-    assert installation.end(job)["status"] == "SUCCEEDED"
-    assert places(installation, TOKEN) == []
-    assert not (installation.home / own).exists()
+    assert shared.end(job)["status"] == "SUCCEEDED"
+    assert places(shared, TOKEN) == []
+    assert not (shared.home / own).exists()
     assert TOKEN not in told()
-    installation.cloud_is_empty()
+    shared.cloud_is_empty()
 
 
 @pytest.mark.parametrize("end", ["cleaned", *rare("failed", "cancelled", "deleted")])
@@ -206,13 +204,14 @@ def test_resume_takes_the_secret_from_the_environment_again(
     shared.until(lambda: not places(shared, newer))
 
 
-@pytest.mark.parametrize("value", ['it\'s "quoted" $(touch pwned) `id` \\', "two\nlines\n", "-e"])
-def test_a_secret_arrives_to_the_letter(shared: Installation, tmp_path: Path, value: str) -> None:
-    (tmp_path / "setup").touch()
-    (tmp_path / "run").touch()
-    job = create(shared, tmp_path, value)
+def test_a_secret_arrives_to_the_letter(shared: Installation) -> None:
+    values = {"A": 'it\'s "quoted" $(touch pwned) `id` \\', "B": "two\nlines\n", "C": "-e"}
+    run = "".join(f'printf %s "${name}" | sha256sum\n' for name in values)
+    path = shared.write_job(run, accelerator="v4-8", secrets=[*values])
+    job = str(shared.client.create(path, environ=values)["id"])
     assert shared.end(job)["status"] == "SUCCEEDED"
-    assert hash_of(value) in log(shared, job)
+    for value in values.values():
+        assert hash_of(value) in log(shared, job)
     assert "pwned" not in {path.name for path in shared.files()}
 
 

@@ -1,7 +1,6 @@
 """Programs that report their steps, on the emulator: preempted, stuck and resumed."""
 
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -48,10 +47,8 @@ drumline.heartbeat(step=step, total=total, loss=1 / step, result="test accuracy 
 
 
 @pytest.fixture(scope="module")
-def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation for all tests, which affect only a job's own slice."""
-    with temporary_installation(tmp_path_factory.mktemp("trainings")) as new:
-        yield new
+def installation(shared: Installation) -> Installation:
+    return shared
 
 
 def train(installation: Installation, steps: int, trouble: str = "pass", **keys: Any) -> str:

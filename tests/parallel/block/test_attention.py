@@ -27,10 +27,10 @@ def test_splash_agrees_with_xla_attention_and_its_gradients(
     length: int, kv_heads: int, causal: bool, tokens: int | None
 ) -> None:
     rng = np.random.default_rng(0)
-    query = jnp.asarray(rng.normal(size=(2, length, 2, 8)), jnp.float32)
+    query = rng.normal(size=(2, length, 2, 8)).astype(np.float32)
     # The values are the same on both devices, so their gradient is a sum over the devices.
-    key = jnp.asarray(rng.normal(size=(2, length, kv_heads, 8)), jnp.float32)
-    value = jnp.asarray(rng.normal(size=(1, length, kv_heads, 8)), jnp.float32)
+    key = rng.normal(size=(2, length, kv_heads, 8)).astype(np.float32)
+    value = rng.normal(size=(1, length, kv_heads, 8)).astype(np.float32)
     visible = length if tokens is None else tokens
 
     def loss(attention: Any, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:

@@ -63,21 +63,31 @@ def random_block(shape: BlockShape, dtype: str) -> tuple[TransformerBlock, Any, 
     return block, draw(*size), draw(*size)
 
 
-@cache
-def float64_reference(
-    shape: BlockShape, dtype: str
-) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
-    """Return the output in numpy's float64, and the gradients of x and all weights in float64."""
+def float64_operands(shape: BlockShape, dtype: str) -> tuple[Any, Any, Any]:
+    """Return the weights, the activations and the cotangent of `random_block` in float64."""
     block, x, g = random_block(shape, dtype)
-    weights64 = {name: np.asarray(w, np.float64) for name, w in weights_by_name(block).items()}
-    x64, g64 = np.asarray(x, np.float64), np.asarray(g, np.float64)
+    weights = {name: np.asarray(w, np.float64) for name, w in weights_by_name(block).items()}
+    return weights, np.asarray(x, np.float64), np.asarray(g, np.float64)
+
+
+@cache
+def float64_output(shape: BlockShape, dtype: str) -> npt.NDArray[np.float64]:
+    """Return the output in numpy's float64."""
+    weights, x, _ = float64_operands(shape, dtype)
+    output: npt.NDArray[np.float64] = reference.block(np, shape, weights, x)
+    return output
+
+
+@cache
+def float64_gradients(shape: BlockShape, dtype: str) -> dict[str, Any]:
+    """Return the gradients of x and all weights in float64."""
 
     def gradients_of(weights: Any, x: jax.Array, g: jax.Array) -> Any:
         return jax.vjp(lambda w, x: reference.block(jnp, shape, w, x), weights, x)[1](g)
 
     with jax.enable_x64(True):
-        weights, dx = jax.device_get(jax.jit(gradients_of)(weights64, x64, g64))
-    return reference.block(np, shape, weights64, x64), {**weights, "x": dx}
+        weights, dx = jax.device_get(jax.jit(gradients_of)(*float64_operands(shape, dtype)))
+    return {**weights, "x": dx}
 
 
 def weights_by_name(block: TransformerBlock) -> dict[str, jax.Array]:
@@ -102,10 +112,10 @@ def put_on_mesh(block: TransformerBlock, mesh: Mesh, *arrays: Any) -> Any:
 @pytest.mark.parametrize(
     ("sizes", "dtype", "name"),
     [
-        ((1, 1), "bfloat16", "full and plain"),
         ((2, 4), "float32", "causal and gated"),
         ((1, 8), "bfloat16", "full and plain"),
         *rare(
+            ((1, 1), "bfloat16", "full and plain"),
             ((1, 1), "float32", "causal and gated"),
             ((2, 4), "bfloat16", "full and plain"),
             ((1, 8), "float32", "full and plain"),
@@ -117,7 +127,7 @@ def test_result_and_gradients_agree_with_float64(
     sizes: tuple[int, int], dtype: str, name: str
 ) -> None:
     shape = SHAPES[name]
-    out, gradients = float64_reference(shape, dtype)
+    out, gradients = float64_output(shape, dtype), float64_gradients(shape, dtype)
     mesh = jax.make_mesh(sizes, ("X", "Y"))
     block, x, g = put_on_mesh(
         *random_block(shape, dtype)[:1], mesh, *random_block(shape, dtype)[1:]
@@ -166,7 +176,7 @@ def test_a_mesh_of_auto_axes_is_passed_as_an_argument() -> None:
         run = jax.jit(
             lambda block, x, overlap=overlap: block(x, mesh=mesh, overlap=overlap),
         )
-        assert ulps(run(block, x), float64_reference(shape, dtype)[0], dtype) <= FORWARD_ULPS
+        assert ulps(run(block, x), float64_output(shape, dtype), dtype) <= FORWARD_ULPS
 
 
 def test_a_new_block_preserves_the_scale_of_its_activations() -> None:

@@ -92,6 +92,10 @@ CASES = {
 }
 
 
+SAMPLE = ("gather contraction", "gather rows", "scatter columns", "scatter rows", "allreduce")
+"""One case for each ring, without other orders of the dimensions and operands."""
+
+
 def operands(
     case: Case, wiring: Wiring, mesh: Mesh, dtype: Any = jnp.float32, seed: int = 0
 ) -> tuple[jax.Array, jax.Array, P]:
@@ -100,7 +104,7 @@ def operands(
     x, w, _ = case.labels
 
     def random_array(labels: str, letters: str) -> jax.Array:
-        values = jnp.asarray(rng.normal(size=[LENGTHS[n] for n in labels]), dtype)
+        values = rng.normal(size=[LENGTHS[n] for n in labels]).astype(jnp.dtype(dtype))
         placed: jax.Array = jax.device_put(values, NamedSharding(mesh, wiring.spec(letters)))
         return placed
 

@@ -12,6 +12,7 @@ import pytest
 from drumline.parallel.experts.matmul import expert_matmul
 from drumline.parallel.experts.rounds import default_buffer_rows, round_count
 from drumline.parallel.grouped.blocks import blocked_matmul, rows_per_block
+from tests.cases import rare
 
 from .tokens import assign, mesh_of, random_case, sharded
 
@@ -146,7 +147,7 @@ def test_without_gates_the_experts_are_averaged() -> None:
     )
 
 
-@pytest.mark.parametrize("exchange", ["local", "alltoall", "allgather"])
+@pytest.mark.parametrize("exchange", ["alltoall", *rare("local", "allgather")])
 def test_forward_mode_and_second_derivatives_are_rejected(exchange: str) -> None:
     case, assignment = random_case(4, 2, tokens=8), assign("uniform", 4, 2, 8)
     product: Any = expert_matmul if exchange == "local" else sharded(mesh_of(4, 1), exchange)

@@ -15,37 +15,38 @@ from drumline.parallel.grouped import matmul as grouped_matmul
 from .tokens import P, abstract_mesh
 
 
-# The count covers both directions, with gradients and gates. A TPU sends the first round before the
-# loop and returns the last one after it.
-@pytest.mark.parametrize(("platform", "count"), [("tpu", 14), ("cuda", 7)])
-def test_ragged_all_to_all_is_used_where_it_exists(platform: str, count: int) -> None:
-    text = _lowered(platform)
-    assert text.count("@ragged_all_to_all") == count
-    assert "stablehlo.all_to_all" not in text
-    assert "ragged_dot" not in text
-    # x @ w, dy @ wᵀ, xᵀ dy
-    assert text.count("@tpu_custom_call") == (3 if platform == "tpu" else 0)
-
-
-def test_hopper_kernels_lower_inside_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped_matmul, "_on_hopper", lambda: True)
-    text = _lowered("cuda")
-    assert text.count("custom_call @mosaic_gpu") == 3  # x @ w, dy @ wᵀ, xᵀ dy
-    assert text.count("@ragged_all_to_all") == 7
-
-
-def test_all_to_all_is_used_on_a_cpu() -> None:
-    text = _lowered("cpu")
+def test_each_platform_has_its_own_exchange() -> None:
+    program = _traced()
+    # The count covers both directions, with gradients and gates. A TPU sends the first round before
+    # the loop and returns the last one after it.
+    for platform, count in (("tpu", 14), ("cuda", 7)):
+        text = _lowered(program, platform)
+        assert text.count("@ragged_all_to_all") == count
+        assert "stablehlo.all_to_all" not in text
+        assert "ragged_dot" not in text
+        # x @ w, dy @ wᵀ, xᵀ dy
+        assert text.count("@tpu_custom_call") == (3 if platform == "tpu" else 0)
+    text = _lowered(program, "cpu")
     assert text.count("stablehlo.all_to_all") == 7
     assert "ragged" not in text
 
 
-def _lowered(platform: str) -> str:
-    """Return value and gradients for a mesh of 16 × 8 devices, as StableHLO."""
-    mesh = abstract_mesh((16, 8), "XY", platform)
+def test_hopper_kernels_lower_inside_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped_matmul, "_on_hopper", lambda: True)
+    text = _lowered(_traced(), "cuda")
+    assert text.count("custom_call @mosaic_gpu") == 3  # x @ w, dy @ wᵀ, xᵀ dy
+    assert text.count("@ragged_all_to_all") == 7
+
+
+def _lowered(program: jax.stages.Traced, platform: str) -> str:
+    return str(program.lower(lowering_platforms=(platform,)).as_text())
+
+
+def _traced() -> jax.stages.Traced:
+    """Return value and gradients, traced for all platforms and a mesh of 16 × 8 devices."""
     function = jax.shard_map(
         partial(expert_matmul, axis_name="X", gather_axis_name="Y", exchange="alltoall"),
-        mesh=mesh,
+        mesh=abstract_mesh((16, 8), "XY"),
         in_specs=(P("X", "Y"), P("X", None, "Y"), P("X"), P("X")),
         out_specs=P("X", "Y"),
     )
@@ -64,5 +65,4 @@ def _lowered(platform: str) -> str:
         shape_struct(4096, 2, dtype=jnp.float32),
         shape_struct(4096, 1024),
     )
-    lowered = jax.jit(run).trace(*operands).lower(lowering_platforms=(platform,))
-    return str(lowered.as_text())
+    return jax.jit(run).trace(*operands)

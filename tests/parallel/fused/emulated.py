@@ -86,12 +86,22 @@ def sharded(fused: Fused, mesh: Mesh, **options: Any) -> Callable[..., jax.Array
     )
 
 
-def operands(fused: Fused, devices: int, dtype: Any) -> tuple[jax.Array, ...]:
+def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:
+    """Return a compiled function of x, w and a cotangent: the result and both gradients."""
+
+    def run(x: jax.Array, w: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
+        out, vjp_function = jax.vjp(function, x, w)
+        return (out, *vjp_function(g))
+
+    return jax.jit(run)
+
+
+def operands(fused: Fused, devices: int, dtype: Any) -> tuple[Any, ...]:
     """Return x, w and a cotangent."""
     rows, inner, columns = fused.sizes(devices)
     rng = np.random.default_rng(devices)
     shapes = (rows, inner), (inner, columns), (rows, columns)
-    return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
+    return tuple(rng.normal(size=shape).astype(jnp.dtype(dtype)) for shape in shapes)
 
 
 def assert_close(actual: jax.Array, exact: np.ndarray[Any, Any]) -> None:

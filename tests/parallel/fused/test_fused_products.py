@@ -32,6 +32,7 @@ from tests.parallel.fused.emulated import (
     operands,
     ring_mesh,
     sharded,
+    with_gradients,
 )
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -43,9 +44,8 @@ GRID = [
     *product(FUNCTIONS, [3], DIRECTIONS, [BF16], MODES),
 ]
 WITH_GRADIENTS = [
-    ("gather", 1, "both", F32, "eager"),
     ("gather", 3, "one", BF16, "eager"),
-    ("scatter", 4, "both", F32, "on_wait"),
+    ("scatter", 3, "both", F32, "on_wait"),
 ]
 FORWARD = [
     ("scatter", 5, "both", F32, "eager"),
@@ -70,8 +70,7 @@ def test_matmuls_and_their_gradients(
     fused = FUNCTIONS[function]
     x, w, g = operands(fused, devices, dtype)
     run = sharded(fused, ring_mesh(devices), direction=direction, interpret=interpreter(mode))
-    out, vjp_function = jax.vjp(run, x, w)
-    dx, dw = vjp_function(g)
+    out, dx, dw = with_gradients(run)(x, w, g)
     check_races()
     exact_x, exact_w, exact_g = (np.asarray(operand, np.float64) for operand in (x, w, g))
     assert out.dtype == dx.dtype == dw.dtype == dtype
@@ -105,8 +104,7 @@ def test_matmuls_of_several_blocks(function: str, cores: int) -> None:
         full_blocks = Blocks(rows, w.shape[1], w.shape[0])
         assert vmem_bytes_of(full_blocks, Operands(4, 4, added=2)) > small_vmem - RESERVED_VMEM
     options = {"vmem_bytes": small_vmem, "cores": cores, "interpret": interpreter("on_wait", cores)}
-    out, vjp_function = jax.vjp(sharded(fused, ring_mesh(2), **options), x, w)
-    dx, dw = vjp_function(g)
+    out, dx, dw = with_gradients(sharded(fused, ring_mesh(2), **options))(x, w, g)
     check_races()
     exact_x, exact_w, exact_g = (np.asarray(operand, np.float64) for operand in (x, w, g))
     assert_close(out, exact_x @ exact_w)
@@ -116,9 +114,9 @@ def test_matmuls_of_several_blocks(function: str, cores: int) -> None:
 
 @pytest.mark.parametrize(("axis", "fused"), [("Y", SCATTER), *rare(("X", GATHER))])
 def test_a_ring_over_either_axis_of_a_mesh(axis: str, fused: Fused) -> None:
-    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("X", "Y"))
+    mesh = Mesh(np.array(jax.devices()[:6]).reshape(2, 3), ("X", "Y"))
     devices = mesh.shape[axis]
-    copies = 8 // devices
+    copies = 6 // devices
 
     def specs_over_axis(spec: P) -> P:
         # Each device of the other axis has its own problem, in a leading dimension.
@@ -129,8 +127,8 @@ def test_a_ring_over_either_axis_of_a_mesh(axis: str, fused: Fused) -> None:
         return fused.function(x[0], w[0], axis_name=axis, interpret=interpreter("eager"))[None]
 
     x, w, _ = operands(fused, devices, F32)
-    xs = jnp.stack([x * (1 + index) for index in range(copies)])
-    ws = jnp.stack([w] * copies)
+    xs = np.stack([x * np.float32(1 + index) for index in range(copies)])
+    ws = np.stack([w] * copies)
     run = jax.shard_map(
         local,
         mesh=mesh,

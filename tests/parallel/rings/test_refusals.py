@@ -17,6 +17,8 @@ from drumline.parallel import (
 )
 from tests.parallel.rings.layouts import mesh_of, spec
 
+NO_FORWARD_MODE = "has a gradient .* but no forward mode"
+
 
 def error_message(
     function: Callable[..., jax.Array],
@@ -128,8 +130,8 @@ def test_an_operand_sharded_over_an_explicit_axis_is_rejected(function: Any) -> 
             jax.eval_shape(run, x, w)
 
 
-@pytest.mark.parametrize("function", [allgather_matmul, matmul_reducescatter, matmul_allreduce])
-def test_forward_mode_is_rejected(function: Any) -> None:
+def forward_mode_calls(function: Any) -> list[Callable[..., Any]]:
+    """Return two functions of (x, w) that differentiate a ring of two devices in forward mode."""
     mesh, _ = mesh_of((2,), 0)
     weights = spec(None, "Y") if function is allgather_matmul else spec("Y")
     run = jax.shard_map(
@@ -138,20 +140,23 @@ def test_forward_mode_is_rejected(function: Any) -> None:
         in_specs=(spec(None, "Y"), weights),
         out_specs=spec() if function is matmul_allreduce else spec(None, "Y"),
     )
-    x, w = jnp.ones((2, 4)), jnp.ones((4, 6))
-    expected_message = f"{function.__name__}: has a gradient .* but no forward mode"
+    return [
+        lambda x, w: jax.jvp(run, (x, w), (x, w)),
+        lambda x, w: jax.linearize(run, x, w)[1](x, w),
+    ]
 
-    def forward_mode(x: jax.Array, w: jax.Array) -> Any:
-        return jax.jvp(run, (x, w), (x, w))
 
-    def linearized(x: jax.Array, w: jax.Array) -> Any:
-        return jax.linearize(run, x, w)[1](x, w)
+@pytest.mark.parametrize("function", [allgather_matmul, matmul_reducescatter, matmul_allreduce])
+def test_forward_mode_is_rejected(function: Any) -> None:
+    for call in forward_mode_calls(function):
+        with pytest.raises(ValueError, match=f"{function.__name__}: {NO_FORWARD_MODE}"):
+            jax.jit(call).lower(jnp.ones((2, 4)), jnp.ones((4, 6)))
 
-    for call in (forward_mode, linearized):
-        with pytest.raises(ValueError, match=expected_message):
-            jax.jit(call)(x, w)
-        # Outside of jit each operation is a program of its own, of which there are a hundred. One
-        # function represents all, because the same line raises the error.
-        if function is allgather_matmul:
-            with pytest.raises(ValueError, match=expected_message):
-                call(x, w)
+
+# Outside of jit each operation is a program of its own, of which there are a hundred. One function
+# represents all, because the same line raises the error.
+@pytest.mark.every_case
+def test_forward_mode_is_rejected_outside_of_jit() -> None:
+    for call in forward_mode_calls(allgather_matmul):
+        with pytest.raises(ValueError, match=f"allgather_matmul: {NO_FORWARD_MODE}"):
+            call(jnp.ones((2, 4)), jnp.ones((4, 6)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import pytest
 from drumline.parallel import allgather_matmul, matmul_reducescatter
 from drumline.parallel.rings.ring import LONGEST_UNROLLED_ON_TPU, Ring
 from drumline.parallel.target import trace_for
+from tests.cases import rare
 from tests.parallel.rings.layouts import (
     BY_NAME,
     LAYOUTS,
@@ -36,8 +38,8 @@ RINGS = [layout for layout in LAYOUTS if "feedforward" not in layout.name]
     ("size", "dtype", "loop"),
     [
         (2, "float32", "auto"),
-        (3, "float32", "auto"),
-        (4, "bfloat16", "auto"),
+        (3, "bfloat16", "auto"),
+        *rare((4, "float32", "auto")),
         (4, "float32", "rolled"),
     ],
 )
@@ -47,14 +49,14 @@ def test_results_and_gradients_are_as_exact_as_one_matmul(size: int, dtype: str,
     rng = np.random.default_rng(size)
     inputs = [
         [
-            jnp.asarray(rng.normal(size=shape(dimensions, 1, dims)), dtype)
+            rng.normal(size=shape(dimensions, 1, dims)).astype(jnp.dtype(dtype))
             for dimensions in (*layout.operands, layout.result)
         ]
         for layout in RINGS
     ]
 
     @jax.jit
-    def run_all(inputs: list[list[jax.Array]]) -> list[list[jax.Array]]:
+    def run_all(inputs: Any) -> list[list[jax.Array]]:
         results = []
         for layout, (*operands, cotangent) in zip(RINGS, inputs, strict=True):
             out, vjp_function = jax.vjp(sharded(layout, mesh, other_axes, loop=loop), *operands)
@@ -127,14 +129,20 @@ def test_a_mesh_of_tpus_selects_the_tpu_form() -> None:
     assert jaxpr.count("ppermute[") == 3  # unrolled; other devices have two, in a loop
 
 
-@pytest.mark.parametrize("target", ["tpu", "other"])
-@pytest.mark.parametrize("gathered", ["contraction", "rows"])
+@pytest.mark.parametrize(
+    ("target", "gathered"),
+    [
+        ("tpu", "contraction"),
+        ("other", "rows"),
+        *rare(("tpu", "rows"), ("other", "contraction")),
+    ],
+)
 def test_several_weights_share_one_gather(target: str, gathered: str) -> None:
     mesh, _ = mesh_of((4,), 0)
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(16, 24)), jnp.float32)
-    weights = [jnp.asarray(rng.normal(size=(24, n)), jnp.float32) for n in (32, 8, 4)]
-    cotangents = [jnp.asarray(rng.normal(size=(16, w.shape[1])), jnp.float32) for w in weights]
+    x: Any = rng.normal(size=(16, 24)).astype(np.float32)
+    weights: Any = [rng.normal(size=(24, n)).astype(np.float32) for n in (32, 8, 4)]
+    cotangents = [rng.normal(size=(16, w.shape[1])).astype(np.float32) for w in weights]
     rows, columns = spec("Y", None), spec(None, "Y")
 
     def gather_all(x: jax.Array, weights: list[jax.Array]) -> tuple[jax.Array, ...]:
@@ -159,11 +167,11 @@ def test_several_weights_share_one_gather(target: str, gathered: str) -> None:
         lowered = jax.jit(mapped).lower(x, weights)
     assert len(outs) == 3
     for out, w in zip(outs, weights, strict=True):
-        np.testing.assert_allclose(out, np.asarray(x) @ np.asarray(w), rtol=1e-5, atol=1e-4)
-    total = sum(np.asarray(g) @ np.asarray(w).T for g, w in zip(cotangents, weights, strict=True))
+        np.testing.assert_allclose(out, x @ w, rtol=1e-5, atol=1e-4)
+    total = sum(g @ w.T for g, w in zip(cotangents, weights, strict=True))
     np.testing.assert_allclose(dx, total, rtol=1e-5, atol=1e-4)
     for dw, g in zip(dws, cotangents, strict=True):
-        np.testing.assert_allclose(dw, np.asarray(x).T @ np.asarray(g), rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(dw, x.T @ g, rtol=1e-5, atol=1e-4)
     # All weights share one transfer of x.
     assert sum(bytes_per_direction(lowered, mesh, RING).values()) == 3 * x.nbytes // 4
 
@@ -171,8 +179,8 @@ def test_several_weights_share_one_gather(target: str, gathered: str) -> None:
 def test_sums_are_sent_in_the_wire_dtype() -> None:
     mesh, _ = mesh_of((4,), 0)
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(16, 32)), jnp.bfloat16)
-    w = jnp.asarray(rng.normal(size=(32, 24)), jnp.bfloat16)
+    x: Any = rng.normal(size=(16, 32)).astype(jnp.bfloat16)
+    w: Any = rng.normal(size=(32, 24)).astype(jnp.bfloat16)
     exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
     outputs, bytes_by_dtype = {}, {}
     for comm_dtype in (None, jnp.bfloat16):
@@ -182,11 +190,12 @@ def test_sums_are_sent_in_the_wire_dtype() -> None:
             in_specs=(spec(None, "Y"), spec("Y", None)),
             out_specs=spec("Y", None),
         )
-        lowered = jax.jit(function).lower(x, w)
+        compilable = jax.jit(function)
+        lowered = compilable.lower(x, w)
         bytes_by_dtype[comm_dtype] = sum(bytes_per_direction(lowered, mesh, RING).values())
-        outputs[comm_dtype] = np.asarray(jax.jit(function)(x, w), np.float64)
+        outputs[comm_dtype] = np.asarray(compilable(x, w), np.float64)
     assert bytes_by_dtype[None] == 2 * bytes_by_dtype[jnp.bfloat16]
-    scale = np.abs(x.astype(jnp.float32)) @ np.abs(w.astype(jnp.float32))
+    scale = np.abs(x.astype(np.float32)) @ np.abs(w.astype(np.float32))
     assert np.max(np.abs(outputs[None] - exact) / scale) < 2**-8
     # The sum is rounded at each of three steps, to eight bits.
     assert np.max(np.abs(outputs[jnp.bfloat16] - exact) / scale) < 4 * 2**-8
