@@ -219,7 +219,7 @@ def _job(stream: Stream, number: int, at: float) -> JobPlan:
     chips = Stream(f"{number} at {at}")
     spec |= {
         "burnin": chips.choice(("off", "off", "short", "long")),
-        "parking": chips.choice((0, 0, 1, 2)),
+        "parking": chips.choice((None, None, 1, 2)),
         "outputs": chips.choice(([], ["results/"])),
     }
     program = Plan(

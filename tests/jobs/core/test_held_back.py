@@ -89,6 +89,32 @@ def test_a_rejected_slice_is_released_and_the_attempt_continues() -> None:
     assert scenario.job.attempts == 1
 
 
+def reject_slices(scenario: Scenario, count: int) -> None:
+    for _ in range(count):
+        scenario.slice_is_there()
+        scenario.host(1, HostPhase.PREPARING, refused="m-1 is excluded: it lies").settle()
+        scenario.passes(300)
+
+
+def test_slices_are_held_back_when_the_same_host_is_granted_again_and_again() -> None:
+    scenario = Scenario()
+    reject_slices(scenario, 2)
+    assert not scenario.job.parked
+    reject_slices(scenario, 2)
+    assert [placement.name for placement in scenario.job.parked] == ["dl-me-000001-3"]
+    reject_slices(scenario, 14)
+    assert len(scenario.job.parked) == 4
+    scenario.slice_is_there().all_hosts(HostPhase.RUNNING)
+    assert not scenario.job.parked
+
+
+def test_no_slice_is_held_back_if_the_job_file_says_so() -> None:
+    scenario = Scenario()
+    scenario.job = replace(scenario.job, parking=0)
+    reject_slices(scenario, 9)
+    assert not scenario.job.parked
+
+
 def test_a_slice_is_held_back_until_the_program_runs_elsewhere() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, parking=1)

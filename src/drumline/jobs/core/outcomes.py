@@ -43,6 +43,12 @@ RETRY_LIMIT = 120.0
 """The most seconds between two refused requests. It is short, so that a job notices soon when a
 user renews an expired login."""
 MAX_DOUBLINGS = 10
+REJECTIONS_PER_HELD_BACK = 3
+"""Rejected slices in a row for each slice that a job holds back without `parking` in its job file.
+The cloud often grants a returned slice again at once: such a job was granted the same excluded host
+a hundred times."""
+MAX_HELD_BACK = 4
+"""The most slices that a job holds back without `parking` in its job file."""
 
 
 # --- The end of an attempt --------------------------------------------------------------------
@@ -146,13 +152,13 @@ def reject_placement(
     of a zone are excluded, the cloud can only grant them again.
     """
     rejections = job.turned_down + 1
+    job = replace(job, turned_down=rejections)
     # No host starts the program before all hosts are admitted, so the slices are idle.
     job, effects, events = _release_or_hold_back(job, placement, reason, idle=True)
     attempt = current_attempt(job)
     job = replace(
         job,
         next_choice=(job.next_choice + 1) % len(job.choices),
-        turned_down=rejections,
         not_before=now + min(RETRY_LIMIT, first_pause * 2.0 ** min(rejections - 1, MAX_DOUBLINGS)),
         attempt=Attempt(attempt.number, attempt.started_at),
     )
@@ -475,8 +481,11 @@ def _release_or_hold_back(
     waits until released slices are gone, but not for held-back ones, and two programs would write
     to the same checkpoints.
     """
+    limit = job.parking
+    if limit is None:
+        limit = min(job.turned_down // REJECTIONS_PER_HELD_BACK, MAX_HELD_BACK)
     job = replace(job, placement=None)
-    if not idle or len(job.parked) >= job.parking:
+    if not idle or len(job.parked) >= limit:
         return job, (Effect(EffectKind.RELEASE, placement, reason),), ()
     job = replace(job, parked=(*job.parked, placement))
     where = f"{placement.chips} chips in {placement.zone}"

@@ -254,9 +254,9 @@ class Job:
     placement: Placement | None = None
     outputs: bool = False
     """True if the job file names outputs, which are copied to the home of the server."""
-    parking: int = 0
-    """The maximum number of placements with a bad host to hold back. The cloud cannot grant a
-    placement again while it is held back."""
+    parking: int | None = None
+    """The maximum number of placements with a bad host to hold back; None for one for every few
+    rejected placements in a row. The cloud cannot grant a placement again while it is held back."""
     parked: tuple[Placement, ...] = ()
     """The placements held back at present, until the program runs elsewhere."""
     cause: Cause | None = None

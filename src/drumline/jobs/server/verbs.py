@@ -61,7 +61,7 @@ class JobTerms:
     keep: float
     keep_failed: float
     stuck_after: float | None
-    parking: int = 0
+    parking: int | None = None
     outputs: bool = False
 
     @classmethod

@@ -362,12 +362,13 @@ class JobSpec(BaseModel):
         "with findings in its history is always tested. Default: `off`.",
         examples=["short"],
     )
-    parking: Annotated[int, BeforeValidator(checks.parking)] = Field(
-        default=0,
+    parking: Annotated[int | None, _optional(checks.parking)] = Field(
+        default=None,
         description="The number of slices with a bad host to hold back, at your cost, so that "
         "the cloud cannot assign them again. They are released when the program runs, when no "
         "other slice is available, or when the job still waits for another slice to be deleted "
-        "half an hour after they were granted. Default: `0`, which releases them at once.",
+        "half an hour after they were granted. `0` releases all at once. Default: one slice for "
+        "every three in a row that are rejected for an excluded host, at most 4.",
         examples=[1],
     )
     project: Annotated[str | None, _optional(checks.project)] = Field(
