@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from drumline.cloud.google.errors import refusal
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError, combine
-from drumline.jobs.core import lifecycle
+from drumline.jobs.core import lifecycle, requests
 from drumline.jobs.core.causes import EXIT_FOR_RESTART
 from drumline.jobs.core.state import (
     Allowance,
@@ -15,6 +15,7 @@ from drumline.jobs.core.state import (
     Observations,
     Outcome,
     OutputsCopy,
+    Placement,
     PlacementObservation,
     Status,
     Timeouts,
@@ -62,13 +63,18 @@ class Scenario:
     events: list[str] = field(default_factory=list)
     event_texts: list[str] = field(default_factory=list)
 
+    @property
+    def placement(self) -> Placement | None:
+        """The slices that the job has or requests."""
+        return self.job.leading
+
     def observe(self) -> Observations:
         observation = None
-        if self.unseen is not None and self.job.placement is not None:
+        if self.unseen is not None and self.placement is not None:
             observation = self.unseen
         elif self.listed is not None:
             observation = PlacementObservation(self.now, self.listed)
-        elif self.polled_at is not None and self.job.placement is not None:
+        elif self.polled_at is not None and self.placement is not None:
             nodes = [self.node] if self.node else []
             listed = combine(self.request, nodes) if self.request or nodes else None
             if listed is not None and listed.maintenance:
@@ -76,8 +82,11 @@ class Scenario:
             observation = PlacementObservation(
                 self.polled_at, listed, last_maintenance=self.maintenance
             )
+        observed = {}
+        if observation is not None and self.placement is not None:
+            observed[self.placement.name] = observation
         return Observations(
-            observation,
+            observed,
             self.hosts,
             self.listening_since,
             self.zones,
@@ -104,10 +113,10 @@ class Scenario:
         self.outcomes += [ended.outcome for ended in decision.ended]
         self.events += [event.kind for event in decision.events]
         self.event_texts += [event.text for event in decision.events]
-        if decision.ended or self.job.placement is None:
+        if decision.ended or self.job.active is None:
             self.hosts, self.stopped, self.steps = (), False, None
             self.unreachable = ()
-        if self.job.placement is None:
+        if self.placement is None:
             self.request = self.node = self.listed = self.polled_at = None
 
     def passes(self, seconds: float) -> "Scenario":
@@ -115,13 +124,16 @@ class Scenario:
         return self.settle()
 
     def cloud_takes_the_request(self) -> "Scenario":
-        self.job = lifecycle.request_accepted(self.job, self.now, "operations/1")
+        assert self.placement is not None
+        name = self.placement.name
+        self.job = requests.request_accepted(self.job, name, self.now, "operations/1")
         return self
 
     def cloud_refuses(self, code: int | None, text: str) -> "Scenario":
-        assert self.job.placement is not None
-        why = refusal(code, text, self.job.placement.zone)
-        self._take(lifecycle.request_refused(self.job, why, self.now, TIMEOUTS))
+        assert self.placement is not None
+        why = refusal(code, text, self.placement.zone)
+        name = self.placement.name
+        self._take(requests.request_refused(self.job, name, why, self.now, TIMEOUTS))
         return self
 
     def hidden(self, refusal: Refusal | None = None, *, creating: bool = False) -> "Scenario":
@@ -137,7 +149,7 @@ class Scenario:
     ) -> "Scenario":
         """Poll the zone."""
         self.now += 1
-        placement = self.job.placement
+        placement = self.placement
         assert placement is not None
         ends = tuple(Endpoint(f"10.0.0.{i}", f"34.0.0.{i}") for i in range(HOSTS))
         self.request = (

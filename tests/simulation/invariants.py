@@ -214,10 +214,10 @@ class Invariants:
         service = self._server.service
         for record in service.supervisor.records.values() if service else ():
             job = record.job
-            if job.placement is None or not job.status.ended or job.wish is DesiredState.DELETE:
+            if job.active is None or not job.status.ended or job.wish is DesiredState.DELETE:
                 continue
             if job.status is Status.FAILED:
-                self._check_programs_ended(job, job.placement.name)
+                self._check_programs_ended(job, job.active.name)
             requests = [w for w in self._user_requests.get(job.id, []) if not w.without_effect]
             resumes = [w for w in requests if w.verb in {"create", "resume"}]
             for user_request in reversed(requests):
@@ -294,7 +294,7 @@ class Invariants:
             for name, deletion in self._cloud.endless_deletions.items()
             if name.startswith(f"dl-{self._server.owner}-{job.id}-") and deletion.contacted
         }
-        if not old_slices or job.placement is not None:
+        if not old_slices or job.active is not None:
             return False
         harmful = any(
             not row.program for row in service.store.releasing() if row.name in old_slices

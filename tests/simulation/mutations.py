@@ -26,7 +26,6 @@ from drumline.jobs.core.state import (
     OldProgram,
     Outcome,
     PlacementObservation,
-    PlacementPhase,
 )
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.folders import Folders
@@ -167,9 +166,7 @@ def a_new_server_repeats_the_attempt() -> AbstractContextManager[Any]:
     """Begin a new attempt after each restart of the server."""
 
     def adapt(job: Job, now: float) -> Job:
-        if job.attempt is None or job.placement is None:
-            return job
-        if job.placement.phase is not PlacementPhase.READY:
+        if job.attempt is None or job.active is None:
             return job
         number = job.attempts + 1
         return replace(job, attempts=number, attempt=Attempt(number, started_at=now))

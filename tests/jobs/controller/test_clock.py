@@ -139,9 +139,9 @@ def test_times_of_an_earlier_server_that_lie_in_the_future_are_drawn_back() -> N
     kept = replace(mended, kept_until=scenario.now + 24 * HOUR)
     assert lifecycle.adapt_times(kept, scenario.now).kept_until == scenario.now + kept.keep
     early = lifecycle.adapt_times(Scenario().runs().job, 0.5)
-    assert early.placement is not None
+    assert early.active is not None
     assert early.attempt is not None
-    assert (early.placement.asked_at, early.attempt.started_at) == (0.5, 0.5)
+    assert (early.active.asked_at, early.attempt.started_at) == (0.5, 0.5)
 
 
 def test_the_steady_clock_begins_with_the_wall_and_never_steps() -> None:

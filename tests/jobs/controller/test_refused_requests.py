@@ -68,8 +68,8 @@ def test_a_zone_that_refuses_for_no_known_reason_gives_way_to_the_next() -> None
     scenario.cloud_refuses(9, STRANGE)
     assert scenario.did(EffectKind.NO_CAPACITY) == ["dl-me-000001-1"]
     scenario.settle()
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.zone == B.zone
+    assert scenario.placement is not None
+    assert scenario.placement.zone == B.zone
     assert STRANGE in " ".join(scenario.event_texts)
     assert (scenario.job.preemptions, scenario.job.failures) == (0, 0)
 
@@ -82,8 +82,8 @@ def test_a_second_kind_of_slice_in_the_same_zone_is_tried() -> None:
     scenario.look("WAITING_FOR_RESOURCES", None)
     scenario.zones = {first: ZoneStatus(open=False, reason="short"), second: ZoneStatus()}
     scenario.passes(TIMEOUTS.waiting + 1)
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.accelerator == "v4-64"
+    assert scenario.placement is not None
+    assert scenario.placement.accelerator == "v4-64"
     assert scenario.status() is Status.WAITING
 
 

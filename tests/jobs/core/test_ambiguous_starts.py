@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drumline.jobs.core.causes import find_cause
-from drumline.jobs.core.state import Allowance, EffectKind, Outcome, PlacementPhase, Status
+from drumline.jobs.core.state import Allowance, EffectKind, Outcome, Status
 from drumline.observed import HostPhase, HostReport
 from tests.jobs.scenario import TIMEOUTS, Scenario
 
@@ -21,8 +21,7 @@ TEXTS = [
 
 def start_fails(scenario: Scenario, error: str, rack: str = "") -> Scenario:
     """Let a program fail at its start on a slice, on machines of this rack."""
-    placement = scenario.job.placement
-    if placement is None or placement.phase is not PlacementPhase.READY:
+    if scenario.job.active is None:
         scenario.runs()
     else:
         scenario.passes(TIMEOUTS.rest * 8).all_hosts(HostPhase.RUNNING)

@@ -31,7 +31,7 @@ def test_a_cancel_waits_for_the_host_that_cannot_be_reached() -> None:
     scenario.unreachable, scenario.stopped = (), True
     scenario.settle()
     assert scenario.status() is Status.CANCELLED
-    assert scenario.job.placement is not None, "kept for a resume"
+    assert scenario.placement is not None, "kept for a resume"
 
 
 def test_a_cancel_waits_for_the_program_on_an_earlier_slice_that_is_never_deleted() -> None:

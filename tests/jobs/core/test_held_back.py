@@ -84,8 +84,8 @@ def test_a_rejected_slice_is_released_and_the_attempt_continues() -> None:
     assert "refused" in scenario.events
     assert (scenario.job.attempts, scenario.job.bad_hosts, scenario.job.failures) == (1, 0, 0)
     scenario.passes(60)
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.name == "dl-me-000001-2"
+    assert scenario.placement is not None
+    assert scenario.placement.name == "dl-me-000001-2"
     assert scenario.job.attempts == 1
 
 
@@ -99,20 +99,20 @@ def reject_slices(scenario: Scenario, count: int) -> None:
 def test_slices_are_held_back_when_the_same_host_is_granted_again_and_again() -> None:
     scenario = Scenario()
     reject_slices(scenario, 2)
-    assert not scenario.job.parked
+    assert not scenario.job.held_back
     reject_slices(scenario, 2)
-    assert [placement.name for placement in scenario.job.parked] == ["dl-me-000001-3"]
+    assert [placement.name for placement in scenario.job.held_back] == ["dl-me-000001-3"]
     reject_slices(scenario, 14)
-    assert len(scenario.job.parked) == 4
+    assert len(scenario.job.held_back) == 4
     scenario.slice_is_there().all_hosts(HostPhase.RUNNING)
-    assert not scenario.job.parked
+    assert not scenario.job.held_back
 
 
 def test_no_slice_is_held_back_if_the_job_file_says_so() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, parking=0)
     reject_slices(scenario, 9)
-    assert not scenario.job.parked
+    assert not scenario.job.held_back
 
 
 def test_a_slice_is_held_back_until_the_program_runs_elsewhere() -> None:
@@ -120,14 +120,14 @@ def test_a_slice_is_held_back_until_the_program_runs_elsewhere() -> None:
     scenario.job = replace(scenario.job, parking=1)
     burnt(scenario.runs())
     assert scenario.did(EffectKind.RELEASE) == []
-    assert [placement.name for placement in scenario.job.parked] == ["dl-me-000001-1"]
+    assert [placement.name for placement in scenario.job.held_back] == ["dl-me-000001-1"]
     burnt(scenario.slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running"))
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-2"], "there is room for one"
     scenario.slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running")
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-2"], "this one may be bad as well"
     scenario.all_hosts(HostPhase.RUNNING, burn_in="pass")
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-2", "dl-me-000001-1"]
-    assert scenario.job.parked == ()
+    assert scenario.job.held_back == ()
 
 
 def test_a_slice_on_which_the_program_may_still_run_is_never_held_back() -> None:
@@ -136,7 +136,7 @@ def test_a_slice_on_which_the_program_may_still_run_is_never_held_back() -> None
     scenario.runs().host(0, HostPhase.RUNNING, heard_at=scenario.now)
     scenario.passes(TIMEOUTS.bad_silence + 1).look("ACTIVE", "READY")
     assert scenario.outcomes == [Outcome.BAD_HOST]
-    assert scenario.job.parked == ()
+    assert scenario.job.held_back == ()
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
@@ -149,7 +149,7 @@ def test_no_slice_is_held_back_after_the_end_of_the_job(wish: DesiredState) -> N
     scenario.settle()
     assert scenario.status() is Status.CANCELLED
     assert scenario.did(EffectKind.RELEASE).count("dl-me-000001-1") == 1
-    assert scenario.job.parked == ()
+    assert scenario.job.held_back == ()
 
 
 def test_a_passed_burn_in_is_recorded_once() -> None:
@@ -157,8 +157,8 @@ def test_a_passed_burn_in_is_recorded_once() -> None:
     assert (scenario.status(), scenario.job.reason) == (Status.STARTING, "running the burn-in")
     scenario.all_hosts(HostPhase.RUNNING, burn_in="pass", burn_in_seconds=31.2)
     assert scenario.status() is Status.RUNNING
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.proved
+    assert scenario.placement is not None
+    assert scenario.placement.proved
     assert scenario.events[-2:] == ["burnin", "run"]
     assert scenario.event_texts[-2] == "passed in 31 s"
 
@@ -173,11 +173,11 @@ def test_a_host_without_a_program_prevents_neither_the_proof_nor_the_release() -
     scenario = parked(Scenario())
     scenario.host(0, HostPhase.RUNNING, burn_in="running")
     scenario.host(1, HostPhase.EXITED, exit_code=0, rank=None).settle()
-    assert scenario.job.parked
+    assert scenario.job.held_back
     scenario.host(0, HostPhase.RUNNING, burn_in="pass").settle()
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.proved
+    assert scenario.placement is not None
+    assert scenario.placement.proved
 
 
 def test_a_new_server_without_reports_releases_no_slice() -> None:
@@ -185,7 +185,7 @@ def test_a_new_server_without_reports_releases_no_slice() -> None:
     scenario.hosts = ()
     scenario.settle()
     assert scenario.did(EffectKind.RELEASE) == []
-    assert scenario.job.parked
+    assert scenario.job.held_back
 
 
 def test_a_slice_where_the_program_may_still_run_is_released_and_not_held_back() -> None:
@@ -195,7 +195,7 @@ def test_a_slice_where_the_program_may_still_run_is_released_and_not_held_back()
     scenario.look("ACTIVE", "READY")
     assert scenario.outcomes == [Outcome.BAD_HOST]
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
-    assert scenario.job.parked == ()
+    assert scenario.job.held_back == ()
 
 
 def test_held_back_slices_are_released_when_the_quota_is_used_up() -> None:
@@ -214,9 +214,9 @@ def test_held_back_slices_are_released_when_no_candidate_has_capacity() -> None:
     scenario.job = replace(scenario.job, parking=1)
     burnt(scenario.runs()).settle()
     scenario.cloud_refuses(8, NO_CAPACITY.message).settle()
-    assert scenario.job.parked, "the other zone may have one"
+    assert scenario.job.held_back, "the other zone may have one"
     scenario.cloud_refuses(8, NO_CAPACITY.message)
-    assert scenario.job.parked == ()
+    assert scenario.job.held_back == ()
 
 
 def test_held_back_slices_are_released_when_the_queue_does_not_move() -> None:
@@ -224,16 +224,16 @@ def test_held_back_slices_are_released_when_the_queue_does_not_move() -> None:
     scenario.job = replace(scenario.job, parking=1, choices=scenario.job.choices[:1])
     burnt(scenario.runs()).settle().cloud_takes_the_request().look("WAITING_FOR_RESOURCES", None)
     scenario.passes(TIMEOUTS.waiting - 60)
-    assert scenario.job.parked
+    assert scenario.job.held_back
     scenario.passes(120)
-    assert scenario.job.parked == ()
+    assert scenario.job.held_back == ()
 
 
 def test_requests_back_off_when_every_machine_is_excluded() -> None:
     scenario = Scenario()
     request_times: list[float] = []
     for _ in range(8):
-        while scenario.job.turned_down and scenario.job.placement is None:
+        while scenario.job.turned_down and scenario.placement is None:
             assert scenario.status() is Status.WAITING
             assert "m-1 is excluded: it lies" in scenario.job.reason
             scenario.old_program_may_run = scenario.now + 1 < scenario.job.not_before
@@ -315,9 +315,9 @@ def test_old_held_back_slices_are_released_while_the_job_waits_for_a_deletion(
     burnt(scenario)
     scenario.job = replace(scenario.job, wish=wish)
     scenario.passes(TIMEOUTS.deleting / 2)
-    assert len(scenario.job.parked) == 1, "the next request must not get the same host"
+    assert len(scenario.job.held_back) == 1, "the next request must not get the same host"
     scenario.passes(TIMEOUTS.deleting)
-    assert scenario.job.placement is None
-    assert not scenario.job.parked
+    assert scenario.placement is None
+    assert not scenario.job.held_back
     text = "1 held-back slice released: the job waits for another slice to be deleted"
     assert scenario.event_texts[-1] == text

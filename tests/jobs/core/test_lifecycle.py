@@ -13,7 +13,6 @@ from drumline.jobs.core.state import (
     DesiredState,
     EffectKind,
     Outcome,
-    PlacementPhase,
     Status,
     ZoneStatus,
 )
@@ -41,9 +40,9 @@ def test_a_program_that_ends_at_once_is_recorded_like_any_other() -> None:
 
 def test_the_name_of_a_slice_is_written_before_it_is_asked_for() -> None:
     scenario = Scenario().settle()
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.phase is PlacementPhase.REQUESTING
-    assert set(scenario.did(EffectKind.REQUEST)) == {scenario.job.placement.name}
+    assert scenario.placement is not None
+    assert scenario.placement.accepted_at is None
+    assert set(scenario.did(EffectKind.REQUEST)) == {scenario.placement.name}
 
 
 def test_one_host_that_is_done_early_does_not_end_the_job() -> None:
@@ -70,8 +69,8 @@ def test_a_taken_slice_is_released_and_the_job_asks_again(
     assert scenario.outcomes == [Outcome.PREEMPTED]
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
     assert scenario.status() is Status.RECOVERING
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.name == "dl-me-000001-2"
+    assert scenario.placement is not None
+    assert scenario.placement.name == "dl-me-000001-2"
     assert (scenario.job.preemptions, scenario.job.failures, scenario.job.bad_hosts) == (1, 0, 0)
 
 
@@ -81,10 +80,10 @@ def test_a_job_preempted_while_it_waits_asks_again() -> None:
         "SUSPENDED", None, RpcError(3, "update is not supported while in state PREEMPTED")
     )
     assert scenario.job.preemptions == 1
-    assert scenario.job.placement is None
+    assert scenario.placement is None
     scenario.passes(TIMEOUTS.retry + 1)
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.name == "dl-me-000001-2"
+    assert scenario.placement is not None
+    assert scenario.placement.name == "dl-me-000001-2"
 
 
 def test_a_job_preempted_in_set_up_is_not_the_users_failure() -> None:
@@ -99,7 +98,7 @@ def test_a_job_preempted_in_set_up_is_not_the_users_failure() -> None:
 def test_without_a_fresh_poll_no_slice_is_lost() -> None:
     scenario = Scenario().settle().cloud_takes_the_request()
     scenario.passes(100_000)
-    assert scenario.job.placement is not None
+    assert scenario.placement is not None
     assert scenario.did(EffectKind.RELEASE) == []
 
 
@@ -107,17 +106,17 @@ def test_a_new_slice_waits_until_the_old_one_can_no_longer_run() -> None:
     scenario = Scenario().runs()
     scenario.old_program_may_run = True
     scenario.look("SUSPENDING", "READY")
-    assert scenario.job.placement is None
+    assert scenario.placement is None
     scenario.old_program_may_run = False
     scenario.settle()
-    assert scenario.job.placement is not None
+    assert scenario.placement is not None
 
 
 def test_several_slices_are_one_placement_that_is_held_and_lost_together() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, slices=2)
     scenario.settle()
-    placement = scenario.job.placement
+    placement = scenario.placement
     assert placement is not None
     assert (placement.slices, placement.hosts, placement.chips) == (2, 4, 16)
     scenario.cloud_takes_the_request()
@@ -151,8 +150,8 @@ def test_no_capacity_moves_to_the_next_zone_with_a_reason() -> None:
     assert scenario.did(EffectKind.NO_CAPACITY) == ["dl-me-000001-1"]
     assert "no capacity in us-central2-b" in scenario.job.reason
     scenario.settle()
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.zone == "local-b"
+    assert scenario.placement is not None
+    assert scenario.placement.zone == "local-b"
     assert scenario.job.attempts == 1
 
 
@@ -161,14 +160,14 @@ def test_a_request_that_waits_too_long_moves_only_when_another_zone_is_open() ->
     scenario.zones = {A: ZoneStatus(), B: ZoneStatus(open=False, reason="no capacity in local-b")}
     scenario.look("WAITING_FOR_RESOURCES", None)
     scenario.passes(700)
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.zone == A.zone
+    assert scenario.placement is not None
+    assert scenario.placement.zone == A.zone
     assert scenario.status() is Status.WAITING
     scenario.zones = {A: ZoneStatus(), B: ZoneStatus()}
     scenario.zones[A] = ZoneStatus(open=False, reason="short")
     scenario.settle()
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.zone == B.zone
+    assert scenario.placement is not None
+    assert scenario.placement.zone == B.zone
 
 
 def test_a_job_makes_no_request_when_all_zones_are_out_of_capacity() -> None:
@@ -185,9 +184,9 @@ def test_a_job_makes_no_request_when_all_zones_are_out_of_capacity() -> None:
 @pytest.mark.parametrize("code", [None, 14, 16, 13])
 def test_a_call_that_fails_changes_nothing_but_the_reason(code: int | None) -> None:
     scenario = Scenario().settle()
-    before = scenario.job.placement
+    names = [request.name for request in scenario.job.requests]
     scenario.cloud_refuses(code, "backend error")
-    assert scenario.job.placement == before
+    assert [request.name for request in scenario.job.requests] == names
     assert scenario.job.status is not Status.FAILED
 
 
@@ -206,12 +205,12 @@ def test_three_refusals_in_a_row_lead_to_the_next_zone(code: int | None, text: s
     scenario = Scenario().settle()
     asked: list[str] = []
     for _ in range(6):
-        assert scenario.job.placement is not None
-        asked.append(scenario.job.placement.zone)
+        assert scenario.placement is not None
+        asked.append(scenario.placement.zone)
         scenario.cloud_refuses(code, text).passes(200)
     assert asked == [A.zone] * 3 + [B.zone] * 3
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.zone == A.zone
+    assert scenario.placement is not None
+    assert scenario.placement.zone == A.zone
     assert scenario.job.attempts == 1
     assert scenario.outcomes == []
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1", "dl-me-000001-2"]
@@ -222,27 +221,27 @@ def test_three_refusals_in_a_row_lead_to_the_next_zone(code: int | None, text: s
 )
 def test_a_missing_login_and_the_rate_of_calls_only_wait(code: int, text: str) -> None:
     scenario = Scenario().settle()
-    before = scenario.job.placement
+    names = [request.name for request in scenario.job.requests]
     for _ in range(10):
         scenario.cloud_refuses(code, text).passes(200)
-    assert scenario.job.placement == before
+    assert [request.name for request in scenario.job.requests] == names
     assert scenario.did(EffectKind.RELEASE) == []
 
 
 def test_a_job_with_one_candidate_repeats_its_request() -> None:
     scenario = Scenario(job=replace(Scenario().job, choices=(A,))).settle()
-    before = scenario.job.placement
+    names = [request.name for request in scenario.job.requests]
     for _ in range(10):
         scenario.cloud_refuses(13, "an internal error has occurred").passes(200)
-    assert scenario.job.placement == before
+    assert [request.name for request in scenario.job.requests] == names
 
 
 def test_a_zone_that_preempts_every_slice_before_it_is_ready_gives_way_to_the_next() -> None:
     scenario = Scenario().settle()
     asked: list[str] = []
     for _ in range(4):
-        assert scenario.job.placement is not None
-        asked.append(scenario.job.placement.zone)
+        assert scenario.placement is not None
+        asked.append(scenario.placement.zone)
         scenario.cloud_refuses(3, "update is not supported while in state PREEMPTED").passes(200)
     assert asked == [A.zone] * 3 + [B.zone]
     assert scenario.job.preemptions == 4
@@ -278,14 +277,14 @@ def test_an_accelerator_that_one_zone_does_not_offer_is_requested_in_the_next() 
     scenario = Scenario().settle()
     scenario.zones = {A: ZoneStatus(open=False, reason="not offered"), B: ZoneStatus()}
     scenario.cloud_refuses(3, 'The requested zone "us-central2-b" is not supported.').settle()
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.zone == B.zone
+    assert scenario.placement is not None
+    assert scenario.placement.zone == B.zone
 
 
 def test_a_failing_program_is_retried_as_often_as_allowed_and_then_fails() -> None:
     scenario = Scenario().runs().program_fails(host=1, error="ValueError: batch 250").verdict()
     assert scenario.job.failures == 1
-    assert scenario.job.placement is not None
+    assert scenario.placement is not None
     scenario.passes(60)
     assert scenario.job.attempts == 2
     scenario.all_hosts(HostPhase.RUNNING).program_fails(
@@ -469,7 +468,7 @@ def test_delete_stops_the_program_and_releases() -> None:
     scenario.stopped = True
     scenario.settle()
     assert scenario.status() is Status.CANCELLED
-    assert scenario.job.placement is None
+    assert scenario.placement is None
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
@@ -492,10 +491,10 @@ def test_every_slice_except_the_current_one_is_released(steps: list[str]) -> Non
     for step in steps:
         scenario.settle()
         job = scenario.job
-        if job.placement is None:
+        if scenario.placement is None:
             scenario.passes(30)
             continue
-        ready = job.placement.phase is PlacementPhase.READY
+        ready = job.active is not None
         match step:
             case "taken":
                 scenario.cloud_takes_the_request().look("SUSPENDED", "PREEMPTED")
@@ -524,7 +523,7 @@ def test_every_slice_except_the_current_one_is_released(steps: list[str]) -> Non
                 continue
     requested = set(scenario.did(EffectKind.REQUEST))
     released = set(scenario.did(EffectKind.RELEASE))
-    held_names = {scenario.job.placement.name} if scenario.job.placement else set()
+    held_names = {scenario.placement.name} if scenario.placement else set()
     assert requested - released == held_names
     assert held_names.isdisjoint(released)
 

@@ -85,7 +85,7 @@ def test_a_success_stays_one_if_the_user_stops_the_job_during_the_copy(wish: Des
     scenario.job = replace(scenario.job, wish=wish)
     copied(scenario.settle())
     assert scenario.status() is Status.SUCCEEDED
-    assert scenario.job.placement is None
+    assert scenario.placement is None
 
 
 def test_a_copy_that_does_not_end_delays_the_end_for_a_limited_time() -> None:

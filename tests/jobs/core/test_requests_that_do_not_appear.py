@@ -81,8 +81,8 @@ def test_the_error_of_the_operation_decides_as_a_refusal() -> None:
     assert scenario.outcomes == []
     assert scenario.job.preemptions == 0
     assert scenario.did(EffectKind.NO_CAPACITY) == [SLICE]
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.zone == B.zone, "the next candidate"
+    assert scenario.placement is not None
+    assert scenario.placement.zone == B.zone, "the next candidate"
     assert "no capacity in us-central2-b" in scenario.event_texts
 
 
@@ -113,8 +113,8 @@ def test_a_slice_that_boots_for_too_long_is_given_up_for_the_next_candidate(
     scenario.now += 120
     scenario.look(request_state, node)
     assert scenario.did(EffectKind.RELEASE) == [SLICE]
-    assert scenario.job.placement is not None
-    assert scenario.job.placement.zone == B.zone
+    assert scenario.placement is not None
+    assert scenario.placement.zone == B.zone
     assert scenario.job.preemptions == 0
     assert f"slice in {A.zone} is still {words} after 41 min" in scenario.event_texts
 

@@ -305,7 +305,7 @@ def test_jobs_that_wait_are_decided_on_when_something_changed_and_not_at_every_r
     decide = lifecycle.decide
 
     def counted(job: Job, *arguments: Any) -> Decision:
-        if job.placement is None:
+        if not job.placements:
             decided_jobs.append(job.id)
         return decide(job, *arguments)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from drumline.jobs.core.state import Role
 from drumline.jobs.store import schema
 from drumline.jobs.store.records import JobFilter, Store
 from drumline.jobs.store.schema import SchemaError
@@ -29,8 +30,9 @@ def test_a_database_from_before_steps_were_counted_is_taken_up_whole(old: Path) 
     for _ in range(2):  # the second migration changes nothing
         store = Store(old)
         assert [r.name for r in store.living()] == ["kept", "runs", "waits"]
-        placements = [r.job.placement for r in store.living()]
-        assert [p.phase.value for p in placements if p] == ["ready", "ready", "queued"]
+        placements = [p for r in store.living() for p in r.job.placements]
+        assert [p.role for p in placements] == [Role.ACTIVE, Role.ACTIVE, Role.REQUESTED]
+        assert [p.accepted_at is not None for p in placements] == [True, True, True]
         assert store.find(JobFilter()) == ["000001", "000002", "000003", "000004", "000005"]
         assert store.find(JobFilter(status=("SUCCEEDED", "WAITING"))) == ["000001", "000005"]
         done = store.record("000001")
@@ -85,5 +87,4 @@ def test_a_step_that_another_server_has_taken_meanwhile_is_not_taken_twice(
         return begin(db)
 
     monkeypatch.setattr(schema, "transaction", behind_another)
-    placements = [record.job.placement for record in Store(old).living()]
-    assert [placement is not None for placement in placements] == [True, True, True]
+    assert [len(record.job.placements) for record in Store(old).living()] == [1, 1, 1]

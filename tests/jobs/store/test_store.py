@@ -118,7 +118,7 @@ def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     placement = Placement("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
     release = Effect(EffectKind.RELEASE, placement)
-    store.save(Decision(replace(job, placement=placement)), 3.0)
+    store.save(Decision(job.placed(placement)), 3.0)
     store.save(Decision(job, effects=(release,)), 10.0)
     (row,) = store.releasing()
     assert (row.name, row.ready, row.released) == (placement.name, 3.0, 10.0)
@@ -140,7 +140,7 @@ def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> No
     job = store.add("lab", "a", {}, new_job).job
     attempt = Attempt(1, started_at=2.0, running_at=3.0)
     placement = Placement("s", "local-a", "v4-8", 1, asked_at=2.0)
-    store.save(Decision(replace(job, attempt=attempt, placement=placement)), 3.0)
+    store.save(Decision(replace(job, attempt=attempt).placed(placement)), 3.0)
     done = replace(job, status=Status.SUCCEEDED)
     store.save(Decision(done, ended=(EndedAttempt(attempt, Outcome.SUCCEEDED, ""),)), 9.0)
     (row,) = store.attempts(job.id)

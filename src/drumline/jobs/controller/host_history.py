@@ -265,7 +265,7 @@ class HealthMonitor:
             return
         for record in list(self._records.values()):
             job = record.job
-            placement = job.placement
+            placement = job.active
             for report in self._reports(job) if placement else ():
                 instance = report.identity.get("instance_id", "")
                 reason = unhealthy.get(instance)

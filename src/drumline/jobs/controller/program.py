@@ -98,7 +98,7 @@ def add_event_details(
     events: tuple[Event, ...], job: Job, spec: StoredSpec, prices: Prices
 ) -> tuple[Event, ...]:
     """Return the events with the code, set-up and command of the job, and the cost of slices."""
-    placement = job.placement
+    placement = job.active
     hosts = placement.hosts if placement else 0
     host_count = "1 host" if hosts == 1 else f"{hosts} hosts"
     new_slice = job.attempt and placement and job.attempt.started_at <= placement.asked_at
@@ -120,7 +120,7 @@ def add_event_details(
 
 def _with_cost(event: Event, job: Job, spec: StoredSpec, prices: Prices) -> Event:
     """Add the cost of all slices that are held back now, if it is known."""
-    rates = [prices.per_hour(p.accelerator, p.zone, spec.capacity) for p in job.parked]
+    rates = [prices.per_hour(p.accelerator, p.zone, spec.capacity) for p in job.held_back]
     total = sum(rate or 0.0 for rate in rates)
     cost = f"; {len(rates)} parked cost about ${total:,.2f} an hour" if total else ""
     return Event(event.kind, event.text + cost)

@@ -341,9 +341,9 @@ class AttemptRunner:
             await asyncio.to_thread(trim_logs, logs, attempt.number, max_bytes)
         # The job may have changed during the calls above.
         current = self._records.get(job_id)
-        if current is None or current.job.placement is None or current.job.attempt != attempt:
+        if current is None or current.job.active is None or current.job.attempt != attempt:
             return
-        if current.job.placement.name == placement.name:
+        if current.job.active.name == placement.name:
             self._sessions.open(record, placement, addresses)
             self._start_listening((job_id, attempt.number), placement.zone)
 

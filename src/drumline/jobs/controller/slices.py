@@ -25,7 +25,7 @@ from drumline.chips import slice_of
 from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
 from drumline.jobs.controller.polling import ZonePoll, ZonePolls
 from drumline.jobs.controller.tasks import BackgroundTasks, RateLimit
-from drumline.jobs.core.state import OldProgram, Placement, PlacementPhase
+from drumline.jobs.core.state import OldProgram, Placement, Role
 from drumline.jobs.folders import Folders
 from drumline.jobs.slice_settings import NO_SETTINGS, SliceSettings
 from drumline.jobs.store.records import Record, SliceRow, Store
@@ -151,7 +151,7 @@ class Releases:
         `checkpoints`, any program of this job counts.
         """
         for row in self.rows:
-            if row.ready is None:
+            if row.ready is None or row.program == OldProgram.NEVER:
                 continue
             same_folder = (
                 checkpoints is not None and self._checkpoint_folders.get(row.job) == checkpoints
@@ -406,7 +406,7 @@ class ZoneWatch:
         operations = {
             placement.name: placement.operation
             for placement in self._placements()
-            if placement.operation and placement.phase is not PlacementPhase.READY
+            if placement.operation and placement.role is Role.REQUESTED
         }
         poll = await self._polls.poll(zone, self._names_in(zone) | releasing, operations)
         if poll is not None:

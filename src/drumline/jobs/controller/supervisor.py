@@ -30,12 +30,11 @@ from drumline.jobs.controller.slices import (
     ZoneWatch,
 )
 from drumline.jobs.controller.tasks import BackgroundTasks, RateLimit
-from drumline.jobs.core import lifecycle
+from drumline.jobs.core import lifecycle, requests
 from drumline.jobs.core.availability import Availability, Zones
 from drumline.jobs.core.causes import has_failed
 from drumline.jobs.core.outcomes import after_internal_error
 from drumline.jobs.core.state import (
-    Candidate,
     Decision,
     DesiredState,
     Effect,
@@ -45,7 +44,7 @@ from drumline.jobs.core.state import (
     OldProgram,
     Outcome,
     Placement,
-    PlacementPhase,
+    Role,
     Status,
 )
 from drumline.jobs.folders import Folders
@@ -196,8 +195,8 @@ class Supervisor:
 
     def busy(self) -> bool:
         """Return True if a job has not ended, or a slice is held or being deleted."""
-        active = (not r.job.status.ended or r.job.placement for r in self.records.values())
-        return any(active) or bool(self.store.releasing())
+        busy = (not r.job.status.ended or r.job.placements for r in self.records.values())
+        return any(busy) or bool(self.store.releasing())
 
     def wake(self) -> None:
         """Start the next round now, because something changed."""
@@ -219,21 +218,19 @@ class Supervisor:
 
     def _placements(self) -> Iterator[Placement]:
         for record in self.records.values():
-            if record.job.placement is not None:
-                yield record.job.placement
-            yield from record.job.parked
+            yield from record.job.placements
 
     def _observe(self, job: Job, reports: tuple[HostReport, ...]) -> Observations:
-        placement = job.placement
-        waits = placement is None or placement.phase is not PlacementPhase.READY
+        waits = job.active is None
         failed = any(map(has_failed, reports))
+        observed = {p.name: self.polls.observation(p) for p in job.placements}
         return Observations(
-            placement=self.polls.observation(placement) if placement else None,
+            placements={name: seen for name, seen in observed.items() if seen is not None},
             reports=reports,
             address_error=self.sessions.address_error(job),
             listening_since=self.sessions.listening_since(job),
             zones=self._availability.zones(job.choices) if waits else {},
-            old_program_may_run=(placement is None or job.wish is not DesiredState.RUN)
+            old_program_may_run=(waits or job.wish is not DesiredState.RUN)
             and self._old_program_may_run(job),
             stopped=self.sessions.stopped(job),
             unreachable=self.sessions.unreachable(job),
@@ -243,12 +240,12 @@ class Supervisor:
         )
 
     def _decision_inputs(self, job: Job) -> DecisionInputs | None:
-        """Return everything that `decide` reads for a job without a placement; None for others.
+        """Return everything that `decide` reads for a job without placements; None for others.
 
         If it equals the inputs of the last decision, there is nothing to decide. This holds for
         most of a thousand waiting jobs in every round.
         """
-        if job.placement is not None:
+        if job.placements:
             return None
         return (
             job,
@@ -282,7 +279,7 @@ class Supervisor:
 
     def kept_for(self, job: Job) -> float | None:
         """Return the seconds until a cancelled job's slices are released; None without any."""
-        if job.placement is None or job.kept_until is None or not job.status.ended:
+        if job.active is None or job.kept_until is None or not job.status.ended:
             return None
         return max(0.0, job.kept_until - self._clock())
 
@@ -301,13 +298,10 @@ class Supervisor:
         self._update_metrics(job, reports)
         observations = self._observe(job, reports)
         decision = lifecycle.decide(job, observations, self._clock(), self.config.timeouts)
-        placement = decision.job.placement
-        if (
-            placement is not None
-            and placement.phase is PlacementPhase.REQUESTING
-            and job.placement is None
-        ):
-            self._availability.record_request(_candidate(placement))
+        known = {placement.name for placement in job.placements}
+        for placement in decision.job.requests:
+            if placement.name not in known:
+                self._availability.record_request(placement.candidate)
         self.apply(job, decision)
         if inputs is not None and job_id in self.records:
             self._last_inputs[job_id] = inputs
@@ -392,28 +386,28 @@ class Supervisor:
         for ended in decision.ended:
             self._close_session(job.id, ended.attempt.number)
             self.heartbeats.end(job.id, ended.attempt.number)
-        if (
-            job.placement
-            and job.placement.phase is PlacementPhase.READY
-            and before.placement != job.placement
-        ):
-            self._availability.record_grant(_candidate(job.placement))
+        if job.active and (before.active is None or before.active.name != job.active.name):
+            self._availability.record_grant(job.active.candidate)
         for effect in decision.effects:
             self._act(job, effect)
         if not job.status.ended:
             return
         # If this fails, the job is decided on again.
         self.folders.forget_secrets(job.id)
-        if job.placement is None and not self.heartbeats.has_unsaved(job.id):
+        if not job.placements and not self.heartbeats.has_unsaved(job.id):
             self.forget(job.id)
 
     def _old_program(self, job: Job, placement: Placement) -> OldProgram:
         """Return what is known of the program on slices that a job releases."""
         attempt, reports = job.attempt, self.sessions.reports(job)
-        if placement.name in {parked.name for parked in job.parked}:
-            return OldProgram.ENDED  # slices are held back only without a program
-        if job.placement is None or job.placement.name != placement.name:
-            return OldProgram.UNKNOWN
+        roles = {known.name: known.role for known in job.placements}
+        match roles.get(placement.name):
+            case None:
+                return OldProgram.UNKNOWN
+            case Role.REQUESTED | Role.STARTING:
+                return OldProgram.NEVER
+            case Role.HELD_BACK:
+                return OldProgram.ENDED  # slices are held back only without a program
         if attempt is None:
             # An attempt ends with a confirmed stop. An adopted slice may run another's program.
             return OldProgram.ENDED if job.attempts else OldProgram.UNKNOWN
@@ -429,7 +423,7 @@ class Supervisor:
 
     def _update_host_history(self, before: Job, decision: Decision) -> None:
         """Record evidence against hosts that failed, and the burn-ins that hosts passed."""
-        placement, after = before.placement, decision.job.placement
+        placement, after = before.active, decision.job.active
         if placement is None:
             return
         reports = self.sessions.reports(before)
@@ -472,8 +466,7 @@ class Supervisor:
                     self._attempt_runner.run(job, placement)
                 self.outputs.start_copy(job)
             case EffectKind.NO_CAPACITY:
-                candidate = _candidate(placement)
-                self._availability.record_shortage(candidate, effect.reason, effect.words)
+                self._availability.record_shortage(placement.candidate, effect.reason, effect.words)
             case EffectKind.POLL | EffectKind.RELEASE:
                 self.polls.poll_soon(placement.zone)
 
@@ -486,12 +479,10 @@ class Supervisor:
             self.polls.request_accepted(placement)
 
         def decide(record: Record) -> Decision | None:
-            if record.job.placement != placement:
-                return None
             now, timeouts = self._clock(), self.config.timeouts
             if isinstance(result, str):
-                return Decision(lifecycle.request_accepted(record.job, now, result))
-            return lifecycle.request_refused(record.job, result, now, timeouts)
+                return Decision(requests.request_accepted(record.job, placement.name, now, result))
+            return requests.request_refused(record.job, placement.name, result, now, timeouts)
 
         self.change(job_id, decide)
 
@@ -499,10 +490,6 @@ class Supervisor:
         requesting = self.tasks.keys_in_progress("ask ")
         for row in self.releases.due(self._clock(), requesting):
             self.tasks.start(f"release {row.name}", partial(self.releases.release, row))
-
-
-def _candidate(placement: Placement) -> Candidate:
-    return Candidate(placement.accelerator, placement.zone)
 
 
 def _works_elsewhere(before: Job, after: Job) -> bool:
@@ -518,8 +505,8 @@ def _works_elsewhere(before: Job, after: Job) -> bool:
 
 
 def _lost_its_slices(before: Job, after: Job) -> bool:
-    """Return True if the attempt continues but its placement is gone."""
-    if before.placement is None or before.attempt is None or after.attempt is None:
+    """Return True if the attempt continues, but no longer on these slices."""
+    if before.active is None or before.attempt is None or after.attempt is None:
         return False
     same_attempt = after.attempt.number == before.attempt.number
-    return same_attempt and after.placement is None
+    return same_attempt and (after.active is None or after.active.name != before.active.name)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from drumline.jobs.core.state import Candidate, Job, PlacementPhase, ZoneStatus
+from drumline.jobs.core.state import Candidate, Job, Role, ZoneStatus
 
 FIRST_BACKOFF = 30.0
 """Seconds without requests after the first shortage of a zone."""
@@ -20,6 +20,9 @@ RECOVERY = 60.0
 PENDING_LIMIT = 8
 """The most requests that wait in one zone for one accelerator. The cloud fills them one by one. A
 longer queue gains nothing and costs quota and calls, so the other jobs wait here."""
+CROWDED = PENDING_LIMIT // 2
+"""The number of waiting requests from which only jobs without any other request ask in a zone, so
+that nobody waits behind the second and third requests of others."""
 
 Zones = Mapping[Candidate, ZoneStatus]
 
@@ -70,7 +73,7 @@ class ZoneBackoff:
                 open=False,
                 reason=f"behind {pending} requests for {candidate.accelerator} in {candidate.zone}",
             )
-        return ZoneStatus()
+        return ZoneStatus(crowded=pending >= CROWDED)
 
 
 class Availability:
@@ -88,10 +91,10 @@ class Availability:
     def begin_round(self, jobs: Iterable[Job]) -> None:
         """Count the waiting requests again."""
         self._pending = Counter(
-            Candidate(job.placement.accelerator, job.placement.zone)
+            placement.candidate
             for job in jobs
-            if job.placement
-            and job.placement.phase in {PlacementPhase.REQUESTING, PlacementPhase.QUEUED}
+            for placement in job.placements
+            if placement.role is Role.REQUESTED
         )
         self._zones.clear()
 

@@ -81,7 +81,7 @@ def check_silence(
 
     If no host of a slice was ever reached, the cause is the network or the login, not a host.
     """
-    observation, reports = observations.placement, observations.reports
+    observation, reports = observations.placements.get(placement.name), observations.reports
     may_run = current_attempt(job).running_at is not None
     never_reached = not may_run and all(
         r.heard_at is None and r.contact in FIRST_CONTACT_ADVICE for r in reports
@@ -178,7 +178,7 @@ def check_failures(
     # A host without a report since then may be the lost one that made the others fail.
     host_may_shut_down = any(killed_by_signal(r) or requested_restart(r) for r in failed)
     since = attempt.failed_at + (timeouts.shutdown if host_may_shut_down else 0.0)
-    if not (settled and _reported_and_polled_since(since, observations)):
+    if not (settled and _reported_and_polled_since(since, placement, observations)):
         return _wait_for_reports_and_poll(job, placement)
     cause = find_cause(failed, reports, starting=observations.steps is None)
     if cause.kind == CauseKind.BAD_HOST:
@@ -218,7 +218,7 @@ def check_steps(
         return Decision(job, effects=(Effect(EffectKind.POLL, placement),))
     # After a lost connection, a host reports again just before its newest heartbeat arrives.
     settled = now - attempt.stuck_at >= timeouts.settle
-    if not (settled and _reported_and_polled_since(attempt.stuck_at, observations)):
+    if not (settled and _reported_and_polled_since(attempt.stuck_at, placement, observations)):
         return _wait_for_reports_and_poll(job, placement)
     last_step = f"the last was step {steps.step:,.0f}" if steps else "none since it started"
     error = f"no step for {format_duration(now - since)}, {last_step}"
@@ -237,12 +237,14 @@ def _longest_pause(job: Job, steps: Steps | None) -> float | None:
 # --- Helpers ----------------------------------------------------------------------------------
 
 
-def _reported_and_polled_since(time: float, observations: Observations) -> bool:
+def _reported_and_polled_since(
+    time: float, placement: Placement, observations: Observations
+) -> bool:
     """Return True if every host has reported and the zone was polled after that time.
 
     A host whose program ended by itself has nothing to add.
     """
-    observation = observations.placement
+    observation = observations.placements.get(placement.name)
     if observation is None or observation.at <= time:
         return False
     for report in observations.reports:

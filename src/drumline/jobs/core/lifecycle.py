@@ -31,19 +31,16 @@ from drumline.jobs.core.outcomes import (
     record_burn_in,
     reject_placement,
     release_for_user,
-    release_held_back,
-    release_if_blocking,
-    release_when_unneeded,
+    release_requests,
+    release_unneeded,
     release_while_waiting,
     replace_bad_host,
-    with_backoff,
     with_reason,
 )
 from drumline.jobs.core.outputs import copy_outputs
-from drumline.jobs.core.refusals import RefusalAction, action_for, leaves_candidate
+from drumline.jobs.core.requests import follow_other_requests, seek_slices
 from drumline.jobs.core.state import (
     Attempt,
-    Candidate,
     Cause,
     CauseKind,
     Decision,
@@ -56,21 +53,13 @@ from drumline.jobs.core.state import (
     Observations,
     Outcome,
     Placement,
-    PlacementObservation,
-    PlacementPhase,
+    Role,
     Status,
     Timeouts,
-    ZoneStatus,
 )
 from drumline.observed import (
-    Fault,
-    FaultKind,
     HostPhase,
     HostReport,
-    PlacementState,
-    Refusal,
-    Scope,
-    with_words,
 )
 
 
@@ -78,249 +67,44 @@ def decide(job: Job, observations: Observations, now: float, timeouts: Timeouts)
     """Return the next state of a job, its effects and events; the same job if nothing changes."""
     decision = _decide(job, observations, now, timeouts)
     decision = copy_outputs(job, decision, observations, now, timeouts)
-    return release_when_unneeded(decision, observations)
+    decision = release_unneeded(decision, observations)
+    if decision.job.active is not None:
+        decision = follow_other_requests(decision, observations, now, timeouts)
+    return decision
 
 
 def _decide(job: Job, observations: Observations, now: float, timeouts: Timeouts) -> Decision:
-    placement = job.placement
-    ready = placement is not None and placement.phase is PlacementPhase.READY
-    if job.wish is DesiredState.RESTART and not ready:
+    active = job.active
+    if active is None and job.wish is DesiredState.RESTART:
         return resume_job(job)
-    if placement is None:
-        return _decide_without_placement(job, observations, now, timeouts)
+    if active is None:
+        return _decide_without_slices(job, observations, now, timeouts)
     if job.status.ended:
-        return _keep_for_resume(job, placement, observations, now)
-    if placement.phase is PlacementPhase.REQUESTING:
-        return _repeat_request(job, placement, observations, now)
-    if ready:
-        return _decide_on_slices(job, placement, observations, now, timeouts)
-    return _wait_for_slices(job, placement, observations, now, timeouts)
+        return _keep_for_resume(job, active, observations, now)
+    return _decide_on_slices(job, active, observations, now, timeouts)
 
 
-# --- No placement -----------------------------------------------------------------------------
+# --- Without slices ---------------------------------------------------------------------------
 
 
-def _decide_without_placement(
+def _decide_without_slices(
     job: Job, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision:
     if job.status.ended:
         return Decision(job)
-    if job.wish is not DesiredState.RUN:
-        if observations.old_program_may_run:
-            attempt, unreached = job.attempt, ""
-            if attempt is not None and attempt.unconfirmed_at is not None:
-                unreached = "a host cannot be reached, "
-            reason = f"stopping: {unreached}waiting for its slice to be deleted"
-            return release_while_waiting(Decision(with_reason(job, reason)), now, timeouts)
-        return finish_job(job, Status.CANCELLED, "cancelled", now, ended=cancelled_attempt(job))
-    if now < job.not_before:
-        return Decision(job)
+    if job.wish is DesiredState.RUN:
+        return seek_slices(job, observations, now, timeouts)
+    decision = release_requests(Decision(job), "no longer wanted")
+    job = decision.job
     if observations.old_program_may_run:
-        reason = "waiting for the previous slice to be deleted"
-        return release_while_waiting(Decision(with_reason(job, reason)), now, timeouts)
-    candidates = [*job.choices[job.next_choice :], *job.choices[: job.next_choice]]
-    for candidate in candidates:
-        if observations.zones.get(candidate, ZoneStatus()).open:
-            return _request(job, candidate, now)
-    zones = dict.fromkeys(observations.zones[candidate] for candidate in job.choices)
-    reasons = dict.fromkeys(zone.reason for zone in zones)
-    reason = "; ".join(filter(None, reasons)) or "no zone is open"
-    # The words of several zones would fill the screen. Each refusal is an event with its words.
-    words = next(iter(zones)).words if len(zones) == 1 else ""
-    return Decision(with_reason(job, with_words(reason, words)))
-
-
-def _request(job: Job, candidate: Candidate, now: float) -> Decision:
-    """Request slices from the cloud, and begin an attempt if none is in progress."""
-    request_number = job.asks + 1
-    placement = Placement(
-        name=f"dl-{job.owner}-{job.id}-{request_number}",
-        zone=candidate.zone,
-        accelerator=candidate.accelerator,
-        hosts=candidate.hosts * job.slices,
-        asked_at=now,
-        slices=job.slices,
-    )
-    attempts = job.attempts if job.attempt else job.attempts + 1
-    job = replace(
-        job,
-        asks=request_number,
-        attempts=attempts,
-        attempt=job.attempt or Attempt(attempts, started_at=now),
-        next_choice=job.choices.index(candidate),
-        placement=placement,
-    )
-    text = f"{candidate.accelerator} in {candidate.zone}"
-    return Decision(
-        with_reason(job, f"requesting {text}", Status.WAITING),
-        effects=(Effect(EffectKind.REQUEST, placement),),
-        events=(Event("asked", text),),
-    )
-
-
-# --- Requested, not ready ---------------------------------------------------------------------
-
-
-def _repeat_request(
-    job: Job, placement: Placement, observations: Observations, now: float
-) -> Decision:
-    if job.wish is not DesiredState.RUN:
-        return release_for_user(job, placement, observations, now)
-    if now < job.not_before:
-        return Decision(job)
-    return Decision(job, effects=(Effect(EffectKind.REQUEST, placement),))
-
-
-def request_accepted(job: Job, now: float, operation: str = "") -> Job:
-    """Return the job after the cloud accepted its request. Its `operation` may still fail."""
-    placement = job.placement
-    if placement is None or placement.phase is not PlacementPhase.REQUESTING:
-        return job
-    placement = replace(
-        placement, phase=PlacementPhase.QUEUED, accepted_at=now, operation=operation
-    )
-    return replace(job, placement=placement)
-
-
-def request_refused(job: Job, refusal: Refusal, now: float, timeouts: Timeouts) -> Decision:
-    """Decide what follows after the cloud refused a request."""
-    placement = job.placement
-    if placement is None or placement.phase is not PlacementPhase.REQUESTING:
-        return Decision(job)
-    refused = with_backoff(job, now, timeouts)
-    stays = _after_repetitions(refused, refusal.fault).next_choice == job.next_choice
-    if action_for(refusal.fault) is RefusalAction.RETRY and stays:
-        # Nothing exists in the cloud, so the same request is repeated under the same name.
-        events = (Event("waiting", refusal.text),) if refused.refusals == 1 else ()
-        decision = Decision(with_reason(refused, refusal.text), events=events)
-        return release_if_blocking(decision, refusal.fault)
-    decision = _drop_refused_placement(job, placement, refusal, now, timeouts)
-    return release_when_unneeded(decision, Observations())
-
-
-def _drop_refused_placement(
-    job: Job, placement: Placement, refusal: Refusal, now: float, timeouts: Timeouts
-) -> Decision:
-    """Drop a request that yields no slices: delete it in the cloud and decide what follows."""
-    fault, text = refusal.fault, refusal.text
-    release = Effect(EffectKind.RELEASE, placement, refusal.message)
-    match action_for(fault):
-        case RefusalAction.NEXT_CANDIDATE:
-            decision = _try_next_candidate(job, placement, refusal.message, refusal.words)
-            return release_if_blocking(decision, fault)
-        case RefusalAction.RETRY:
-            job = with_backoff(replace(job, placement=None), now, timeouts)
-            decision = Decision(
-                with_reason(_after_repetitions(job, fault), text, Status.WAITING),
-                effects=(release,),
-                events=(Event("waiting", text),),
-            )
-            return release_if_blocking(decision, fault)
-        case RefusalAction.PREEMPTION:
-            # Back off, because the cloud may preempt every slice before it is ready.
-            job = _after_repetitions(with_backoff(job, now, timeouts), fault)
-            return after_preemption(job, placement, text, now)
-        case RefusalAction.GIVE_UP:
-            return finish_job(
-                replace(job, placement=None),
-                Status.FAILED,
-                text,
-                now,
-                effects=(release,),
-                ended=(EndedAttempt(current_attempt(job), Outcome.REFUSED, text),),
-            )
-
-
-def _after_repetitions(job: Job, fault: Fault) -> Job:
-    """Return the job with its next candidate if repeating the request did not help."""
-    if not leaves_candidate(fault, job.refusals):
-        return job
-    return replace(job, next_choice=(job.next_choice + 1) % len(job.choices))
-
-
-def _wait_for_slices(
-    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
-) -> Decision:
-    if job.wish is not DesiredState.RUN:
-        return release_for_user(job, placement, observations, now)
-    observation = observations.placement
-    if observation is None:
-        return Decision(job)
-    listed, lost_reason = observation.listed, observation.lost_reason
-    if listed is None or lost_reason is not None:
-        refusal = observation.refusal or (listed.refusal if listed else None)
-        if listed is None and refusal is None and _may_appear(placement, observation, timeouts):
-            return Decision(job)
-        if listed is None and refusal is None and observation.creating:
-            # Nothing shows that there ever was a slice that the cloud could preempt.
-            accepted_for = format_duration(now - _accepted_at(placement))
-            reason = f"slice in {placement.zone} is still not created after {accepted_for}"
-            return _try_next_candidate(job, placement, reason)
-        preemption = Refusal(Fault(FaultKind.PREEMPTED, Scope.ZONE), lost_reason or "")
-        return _drop_refused_placement(job, placement, refusal or preemption, now, timeouts)
-    if listed.state is PlacementState.READY and len(listed.endpoints) == placement.hosts:
-        return _run_on_ready_slices(job, placement, now)
-    if listed.state is not PlacementState.QUEUED:
-        since = observation.at if placement.booting_at is None else placement.booting_at
-        if observation.at - since > timeouts.booting:
-            # Such a slice may stay so for days, and uses quota.
-            ready = listed.state is PlacementState.READY
-            state = f"{listed.cloud_state} without all addresses" if ready else listed.cloud_state
-            boot_time = format_duration(observation.at - since)
-            reason = f"slice in {placement.zone} is still {state} after {boot_time}"
-            return _try_next_candidate(job, placement, reason)
-        placement = replace(placement, phase=PlacementPhase.BOOTING, booting_at=since)
-        job = replace(job, placement=placement)
-        return Decision(with_reason(job, f"slice is booting in {placement.zone}", Status.STARTING))
-    waited = now - placement.asked_at
-    requested = Candidate(placement.accelerator, placement.zone)
-    other_candidate_open = any(
-        status.open for candidate, status in observations.zones.items() if candidate != requested
-    )
-    reason = f"no capacity in {placement.zone} for {format_duration(waited)}"
-    if waited > timeouts.waiting and other_candidate_open:
-        return _try_next_candidate(job, placement, reason)
-    position = f"zone {job.next_choice + 1} of {len(job.choices)} · " if job.next_choice else ""
-    decision = Decision(with_reason(job, position + reason, Status.WAITING))
-    return release_held_back(decision) if waited > timeouts.waiting else decision
-
-
-def _may_appear(
-    placement: Placement, observation: PlacementObservation, timeouts: Timeouts
-) -> bool:
-    """Return True if a request that the cloud does not have may still appear there."""
-    limit = timeouts.booting if observation.creating else timeouts.visible
-    return observation.at - _accepted_at(placement) <= limit
-
-
-def _accepted_at(placement: Placement) -> float:
-    return placement.asked_at if placement.accepted_at is None else placement.accepted_at
-
-
-def _run_on_ready_slices(job: Job, placement: Placement, now: float) -> Decision:
-    placement = replace(placement, phase=PlacementPhase.READY, ready_at=now)
-    job = replace(job, placement=placement, refusals=0)
-    hosts = "1 host" if placement.hosts == 1 else f"{placement.hosts} hosts"
-    text = f"{hosts}, {placement.chips} chips in {placement.zone}"
-    return Decision(
-        with_reason(job, "connecting to the hosts", Status.STARTING),
-        effects=(Effect(EffectKind.RUN, placement),),
-        events=(Event("slice", text),),
-    )
-
-
-def _try_next_candidate(job: Job, placement: Placement, reason: str, words: str = "") -> Decision:
-    """Request the next candidate within the same attempt."""
-    next_choice = (job.next_choice + 1) % len(job.choices)
-    job, text = replace(job, placement=None, next_choice=next_choice), with_words(reason, words)
-    return Decision(
-        with_reason(job, text, Status.WAITING),
-        effects=(
-            Effect(EffectKind.NO_CAPACITY, placement, reason, words),
-            Effect(EffectKind.RELEASE, placement, reason),
-        ),
-        events=(Event("waiting", text),),
-    )
+        attempt, unreached = job.attempt, ""
+        if attempt is not None and attempt.unconfirmed_at is not None:
+            unreached = "a host cannot be reached, "
+        reason = f"stopping: {unreached}waiting for its slice to be deleted"
+        decision = replace(decision, job=with_reason(job, reason))
+        return release_while_waiting(decision, now, timeouts)
+    ended = cancelled_attempt(job)
+    return decision.then(finish_job(job, Status.CANCELLED, "cancelled", now, ended=ended))
 
 
 # --- On slices that are ready -----------------------------------------------------------------
@@ -331,7 +115,7 @@ def _decide_on_slices(
 ) -> Decision:
     if job.attempt is not None and job.attempt.succeeded:
         return _finish_succeeded(job, placement, job.attempt, now)
-    lost_reason = observations.placement.lost_reason if observations.placement else None
+    lost_reason = observations.lost_reason(placement)
     if lost_reason is not None:
         if job.wish in {DesiredState.CANCEL, DesiredState.DELETE}:
             return release_for_user(job, placement, observations, now)
@@ -439,7 +223,7 @@ _PHASE_ORDER = {phase: index for index, phase in enumerate(HostPhase)}
 
 def _finish_succeeded(job: Job, placement: Placement, attempt: Attempt, now: float) -> Decision:
     return finish_job(
-        replace(job, placement=None, cause=None),
+        replace(job.without(placement), cause=None),
         Status.SUCCEEDED,
         "",
         now,
@@ -523,7 +307,7 @@ def _keep_for_resume(
     if job.kept_until is None:
         # The job was saved by an earlier version, which had no `kept_until`.
         job = replace(job, kept_until=now + _keep_seconds(job))
-    lost_reason = observations.placement.lost_reason if observations.placement else None
+    lost_reason = observations.lost_reason(placement)
     time_left = now < (job.kept_until or 0.0)
     if lost_reason is None and job.wish is not DesiredState.DELETE and time_left:
         return Decision(job)
@@ -537,7 +321,7 @@ def _keep_for_resume(
     if failed:
         job_reason = job.reason  # the failure matters more than the slice
     return Decision(
-        replace(job, placement=None, reason=job_reason, kept_until=None),
+        replace(job.without(placement), reason=job_reason, kept_until=None),
         effects=(Effect(EffectKind.RELEASE, placement, release_reason),),
         events=(Event("released", f"slice in {placement.zone}: {release_reason}"),),
     )
@@ -576,30 +360,28 @@ def reset_for_resume(job: Job) -> Job:
 def resume_job(job: Job) -> Decision:
     """Resume a job. The current attempt ends, and the next one uses the slices if they still fit.
 
-    Slices that do not fit the current job file are released.
+    Slices and requests that do not fit the current job file are released.
     """
-    placement, resumed = job.placement, reset_for_resume(job)
-    ended = cancelled_attempt(job)
-    if placement is None:
-        return Decision(resumed, events=(Event("resumed", "on a new slice"),), ended=ended)
-    if not placement_fits(job):
-        return Decision(
-            replace(resumed, placement=None),
-            effects=(Effect(EffectKind.RELEASE, placement, "the job now requests another slice"),),
-            events=(Event("resumed", "on a new slice"),),
-            ended=ended,
-        )
-    state = "kept" if placement.phase is PlacementPhase.READY else "requested"
-    event = Event("resumed", f"on the slice {state} in {placement.zone}")
-    return Decision(resumed, events=(event,), ended=ended)
+    resumed, ended = reset_for_resume(job), cancelled_attempt(job)
+    unfit = [p for p in (job.active, *job.requests) if p is not None and not fits(job, p)]
+    resumed = resumed.without(*unfit)
+    reason = "the job now requests another slice"
+    effects = tuple(Effect(EffectKind.RELEASE, placement, reason) for placement in unfit)
+    event = Event("resumed", describe_slices(resumed))
+    return Decision(resumed, effects, (event,), ended)
 
 
-def placement_fits(job: Job) -> bool:
-    """Return True if the placement of a job is one of those that its job file requests."""
-    placement = job.placement
-    if placement is None or placement.slices != job.slices:
-        return False
-    return Candidate(placement.accelerator, placement.zone) in job.choices
+def describe_slices(job: Job) -> str:
+    """Describe the slices on which a resumed job starts: `on the slice kept in us-central2-b`."""
+    if job.active is not None:
+        return f"on the slice kept in {job.active.zone}"
+    zones = [request.zone for request in job.requests]
+    return f"on the slice requested in {', '.join(zones)}" if zones else "on a new slice"
+
+
+def fits(job: Job, placement: Placement) -> bool:
+    """Return True if a placement is one of those that the job file requests."""
+    return placement.slices == job.slices and placement.candidate in job.choices
 
 
 # --- Clocks -----------------------------------------------------------------------------------
@@ -612,37 +394,46 @@ def adapt_times(job: Job, now: float) -> Job:
     seconds could last hours. Waits begin again: otherwise they could be over at once, and a request
     would count as preempted, or a host as bad.
     """
-    placement, attempt = job.placement, job.attempt
-    if placement is not None:
-        queued = placement.phase is PlacementPhase.QUEUED
-        placement = replace(
+    attempt = job.attempt
+    placements = tuple(
+        replace(
             placement,
             asked_at=min(placement.asked_at, now),
-            accepted_at=now if queued else _at_most(placement.accepted_at, now),
-            booting_at=None if placement.booting_at is None else now,
+            accepted_at=_restarted(placement.accepted_at, now)
+            if placement.role is Role.REQUESTED
+            else _at_most(placement.accepted_at, now),
+            booting_at=_restarted(placement.booting_at, now),
             ready_at=_at_most(placement.ready_at, now),
+            retry_at=min(placement.retry_at, now + RETRY_LIMIT),
         )
+        for placement in job.placements
+    )
     if attempt is not None:
         attempt = replace(
             attempt,
             started_at=min(attempt.started_at, now),
             running_at=_at_most(attempt.running_at, now),
-            failed_at=None if attempt.failed_at is None else now,
-            stuck_at=None if attempt.stuck_at is None else now,
-            unconfirmed_at=None if attempt.unconfirmed_at is None else now,
-            outputs_since=None if attempt.outputs_since is None else now,
+            failed_at=_restarted(attempt.failed_at, now),
+            stuck_at=_restarted(attempt.stuck_at, now),
+            unconfirmed_at=_restarted(attempt.unconfirmed_at, now),
+            outputs_since=_restarted(attempt.outputs_since, now),
         )
     times = (job.not_before, job.kept_until)
     in_past = all(time is None or time <= now for time in times)
-    if in_past and (placement, attempt) == (job.placement, job.attempt):
+    if in_past and (placements, attempt) == (job.placements, job.attempt):
         return job  # the usual case; a server may start with thousands of jobs
     return replace(
         job,
-        placement=placement,
+        placements=placements,
         attempt=attempt,
         not_before=min(job.not_before, now + RETRY_LIMIT),
         kept_until=_at_most(job.kept_until, now + _keep_seconds(job)),
     )
+
+
+def _restarted(time: float | None, now: float) -> float | None:
+    """Return the beginning of a wait that begins again now; None if there was none."""
+    return None if time is None else now
 
 
 def _at_most(time: float | None, limit: float) -> float | None:

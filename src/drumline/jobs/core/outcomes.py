@@ -26,7 +26,7 @@ from drumline.jobs.core.state import (
     Observations,
     Outcome,
     Placement,
-    PlacementPhase,
+    Role,
     Status,
     Timeouts,
 )
@@ -112,10 +112,7 @@ def _after_failure(
         count = "1 failure" if failures == 1 else f"{failures} failures, the last"
         part = "set-up" if outcome is Outcome.SETUP_FAILED else "program"
         kept = dead and job.keep_failed > 0
-        if kept:
-            job = replace(job, kept_until=now + job.keep_failed)
-        else:
-            job = replace(job, placement=None)
+        job = replace(job, kept_until=now + job.keep_failed) if kept else job.without(placement)
         return finish_job(
             job,
             Status.FAILED,
@@ -137,10 +134,14 @@ def _backoff(failures: int, timeouts: Timeouts) -> float:
 
 
 def with_backoff(job: Job, now: float, timeouts: Timeouts) -> Job:
-    """Return the job after one more refused request in a row, with a longer backoff."""
+    """Return the job after one more loss of slices that were not ready, with a longer backoff."""
     refusals = job.refusals + 1
-    pause = min(RETRY_LIMIT, timeouts.retry * 2.0 ** min(refusals - 1, MAX_DOUBLINGS))
-    return replace(job, refusals=refusals, not_before=now + pause)
+    return replace(job, refusals=refusals, not_before=now + retry_pause(refusals, timeouts.retry))
+
+
+def retry_pause(repetition: int, first: float) -> float:
+    """Return the pause before a repetition, which doubles each time up to `RETRY_LIMIT`."""
+    return min(RETRY_LIMIT, first * 2.0 ** min(repetition - 1, MAX_DOUBLINGS))
 
 
 def reject_placement(
@@ -159,7 +160,7 @@ def reject_placement(
     job = replace(
         job,
         next_choice=(job.next_choice + 1) % len(job.choices),
-        not_before=now + min(RETRY_LIMIT, first_pause * 2.0 ** min(rejections - 1, MAX_DOUBLINGS)),
+        not_before=now + retry_pause(rejections, first_pause),
         attempt=Attempt(attempt.number, attempt.started_at),
     )
     in_a_row = "" if rejections == 1 else f" ({rejections} in a row)"
@@ -200,7 +201,7 @@ def replace_bad_host(
         reason = f"{in_a_row} bad hosts, the last: {text}"
         reason += f"; {mass_failure}" if mass_failure else ""
         release = (Effect(EffectKind.RELEASE, placement, text),)
-        job = replace(job, placement=None)
+        job = job.without(placement)
         return finish_job(job, Status.FAILED, reason, now, release, events, ended)
     job, effects, held_back = _release_or_hold_back(job, placement, text, idle=idle)
     job = with_reason(job, f"{text}; slice being replaced", Status.RECOVERING)
@@ -320,7 +321,7 @@ def replace_unreachable(
     if unreached >= slices:
         return end_unreachable(job, placement, f"{reason}; {advice.change}", now)
     ended = EndedAttempt(current_attempt(job), Outcome.UNREACHABLE, reason)
-    job = replace(job, attempt=None, placement=None, cause=None)
+    job = replace(job.without(placement), attempt=None, cause=None)
     return Decision(
         with_reason(job, f"{reason}; trying another slice", Status.WAITING),
         effects=(Effect(EffectKind.RELEASE, placement, reason),),
@@ -332,7 +333,7 @@ def replace_unreachable(
 def end_unreachable(job: Job, placement: Placement, reason: str, now: float) -> Decision:
     """End a job whose hosts cannot be reached until the user changes something."""
     return finish_job(
-        replace(job, placement=None, cause=None),
+        replace(job.without(placement), cause=None),
         Status.FAILED,
         reason,
         now,
@@ -344,10 +345,18 @@ def end_unreachable(job: Job, placement: Placement, reason: str, now: float) -> 
 def after_preemption(
     job: Job, placement: Placement, reason: str, now: float, steps: Steps | None = None
 ) -> Decision:
-    """Release slices that were lost through no fault of the program, and request others."""
+    """Release slices that were lost through no fault of the program, and request others.
+
+    If they were not ready and the job has requested others, its attempt continues with those.
+    """
     preemptions = job.preemptions + 1
-    ended = (EndedAttempt(current_attempt(job), Outcome.PREEMPTED, reason),) if job.attempt else ()
-    job = replace(job, preemptions=preemptions, attempt=None, placement=None, cause=None)
+    continues = placement.role is not Role.ACTIVE and bool(job.without(placement).requests)
+    attempt: Attempt | None = job.attempt
+    ended: tuple[EndedAttempt, ...] = ()
+    if attempt is not None and not continues:
+        ended = (EndedAttempt(attempt, Outcome.PREEMPTED, reason),)
+        attempt = None
+    job = replace(job.without(placement), preemptions=preemptions, attempt=attempt, cause=None)
     release = (Effect(EffectKind.RELEASE, placement, reason),)
     position = f"in {placement.zone}: {reason}" if steps is None else _format_position(steps)
     events = (Event("preempted", f"slice preempted {position}"),)
@@ -355,7 +364,8 @@ def after_preemption(
         count = "1 preemption" if preemptions == 1 else f"{preemptions} preemptions, the last"
         job_reason = f"{count} in {placement.zone}: {reason}"
         return finish_job(job, Status.FAILED, job_reason, now, release, events, ended)
-    job = with_reason(job, f"slice preempted in {placement.zone}", Status.RECOVERING)
+    status = Status.WAITING if continues else Status.RECOVERING
+    job = with_reason(job, f"slice preempted in {placement.zone}", status)
     return Decision(job, release, events, ended)
 
 
@@ -374,11 +384,10 @@ def cancelled_attempt(job: Job) -> tuple[EndedAttempt, ...]:
 
 def after_internal_error(job: Job, message: str, now: float) -> Decision:
     """End a job that Drumline itself cannot handle. Its checkpoints and logs stay for a resume."""
-    placements = (*((job.placement,) if job.placement else ()), *job.parked)
-    release = tuple(Effect(EffectKind.RELEASE, placement, message) for placement in placements)
+    release = tuple(Effect(EffectKind.RELEASE, placement, message) for placement in job.placements)
     attempt = job.attempt
     ended = (EndedAttempt(attempt, Outcome.INTERNAL_ERROR, message),) if attempt else ()
-    job = replace(job, placement=None, parked=(), kept_until=None)
+    job = replace(job, placements=(), kept_until=None)
     if job.status.ended:
         return Decision(job, release, (Event("released", message),))
     return finish_job(job, Status.FAILED, message, now, effects=release, ended=ended)
@@ -397,7 +406,7 @@ def record_burn_in(
     slowest = max(report.burn_in_seconds for report in tested)
     warnings = [f"host {r.index}: {r.burn_in_message}" for r in tested if r.burn_in == "warn"]
     text = f"passed in {slowest:.0f} s" + (f", but {'; '.join(warnings)}" if warnings else "")
-    job = replace(decision.job, placement=replace(placement, proved=True))
+    job = decision.job.placed(replace(placement, proved=True))
     return replace(decision, job=job, events=(Event("burnin", text), *decision.events))
 
 
@@ -443,11 +452,11 @@ def release_for_user(
     If a program may still run on them, or on earlier ones, the job ends once all are gone.
     """
     release = (Effect(EffectKind.RELEASE, placement, "no longer wanted"),)
-    observation = observations.placement
+    observation = observations.placements.get(placement.name)
     listed = observation.listed if observation else None
     gone = observation is not None and (listed is None or not listed.may_run)
-    may_have_run = placement.phase is PlacementPhase.READY and job.attempt is not None
-    job = replace(job, placement=None)
+    may_have_run = job.attempt is not None
+    job = job.without(placement)
     may_run = may_have_run and not (gone or observations.stopped)
     if may_run or observations.old_program_may_run:
         return Decision(job, effects=release)
@@ -484,25 +493,44 @@ def _release_or_hold_back(
     limit = job.parking
     if limit is None:
         limit = min(job.turned_down // REJECTIONS_PER_HELD_BACK, MAX_HELD_BACK)
-    job = replace(job, placement=None)
-    if not idle or len(job.parked) >= limit:
-        return job, (Effect(EffectKind.RELEASE, placement, reason),), ()
-    job = replace(job, parked=(*job.parked, placement))
+    if not idle or len(job.held_back) >= limit:
+        return job.without(placement), (Effect(EffectKind.RELEASE, placement, reason),), ()
+    job = job.placed(replace(placement, role=Role.HELD_BACK))
     where = f"{placement.chips} chips in {placement.zone}"
     return job, (), (Event("parked", f"{placement.name} ({where}) until another runs"),)
 
 
-def release_when_unneeded(decision: Decision, observations: Observations) -> Decision:
-    """Add the release of held-back slices if the job has ended or its program runs elsewhere."""
+def release_unneeded(decision: Decision, observations: Observations) -> Decision:
+    """Add the release of requests and held-back slices that the job no longer needs.
+
+    Other requests are kept until every host of the active slices has answered, and held-back slices
+    until the program runs.
+    """
     job = decision.job
     if job.status.ended:
+        decision = release_requests(decision, "the job is over")
         return _release_all_held_back(decision, "the job is over")
-    started = job.attempt is not None and job.attempt.running_at is not None
     # A server that has just started has no reports yet, and all() of none is True.
     reports = observations.reports
+    if job.active and reports and all(report.heard_at is not None for report in reports):
+        decision = release_requests(decision, f"the slice in {job.active.zone} answered first")
+    started = job.attempt is not None and job.attempt.running_at is not None
     if started and reports and all(_is_working(report) for report in reports):
         return _release_all_held_back(decision, "the program runs elsewhere")
     return decision
+
+
+def release_requests(decision: Decision, reason: str) -> Decision:
+    """Add the release of all requests whose slices are not active."""
+    requests = decision.job.requests
+    if not requests:
+        return decision
+    return decision.then(
+        Decision(
+            decision.job.without(*requests),
+            effects=tuple(Effect(EffectKind.RELEASE, request, reason) for request in requests),
+        )
+    )
 
 
 def release_if_blocking(decision: Decision, fault: Fault) -> Decision:
@@ -511,7 +539,8 @@ def release_if_blocking(decision: Decision, fault: Fault) -> Decision:
     Held-back slices use up quota, perhaps all of it. And if every candidate is out of capacity,
     they would cost money for as long as that lasts.
     """
-    tried_all = decision.job.next_choice == 0 and fault.kind is FaultKind.STOCKOUT
+    job = decision.job
+    tried_all = job.next_choice == 0 and not job.requests and fault.kind is FaultKind.STOCKOUT
     if fault.kind is FaultKind.QUOTA or tried_all:
         return release_held_back(decision)
     return decision
@@ -528,7 +557,7 @@ def release_while_waiting(decision: Decision, now: float, timeouts: Timeouts) ->
     Some deletions never end, and held-back slices would cost money for as long. Before, they stay,
     so that the next request is not granted the same host again.
     """
-    granted_at = [placement.ready_at or placement.asked_at for placement in decision.job.parked]
+    granted_at = [slices.ready_at or slices.asked_at for slices in decision.job.held_back]
     if not any(now - at > timeouts.deleting for at in granted_at):
         return decision
     return _release_all_held_back(decision, "the job waits for another slice to be deleted")
@@ -543,19 +572,15 @@ def _is_working(report: HostReport) -> bool:
 
 def _release_all_held_back(decision: Decision, reason: str) -> Decision:
     job = decision.job
-    if not job.parked:
+    held_back = job.held_back
+    if not held_back:
         return decision
     effects = tuple(
-        Effect(EffectKind.RELEASE, placement, f"held back; {reason}") for placement in job.parked
+        Effect(EffectKind.RELEASE, placement, f"held back; {reason}") for placement in held_back
     )
-    slices = "1 held-back slice" if len(job.parked) == 1 else f"{len(job.parked)} held-back slices"
+    slices = "1 held-back slice" if len(held_back) == 1 else f"{len(held_back)} held-back slices"
     event = Event("released", f"{slices} released: {reason}")
-    return replace(
-        decision,
-        job=replace(job, parked=()),
-        effects=(*decision.effects, *effects),
-        events=(*decision.events, event),
-    )
+    return decision.then(Decision(job.without(*held_back), effects, (event,)))
 
 
 # --- Helpers ----------------------------------------------------------------------------------

@@ -31,13 +31,13 @@ def copy_outputs(
     before: Job, decision: Decision, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision:
     """Add a copy of the outputs to a decision if one is due, or let the decision wait for one."""
-    attempt, placement = before.attempt, before.placement
+    attempt, placement = before.attempt, before.active
     # Before a host has the code, it has no outputs.
     if not before.outputs or attempt is None or placement is None or attempt.sent_at is None:
         return decision
     job, copy = decision.job, observations.outputs
     copy_effect = Effect(EffectKind.COPY_OUTPUTS, placement)
-    if job.placement is not None and job.placement.name == placement.name and not job.status.ended:
+    if job.active is not None and job.active.name == placement.name and not job.status.ended:
         if job.attempt is None:
             return decision  # the next attempt on the same slices copies them
         if job.attempt.outputs_since is not None:
@@ -46,7 +46,7 @@ def copy_outputs(
         due = _next_copy(attempt, observations, timeouts)
         effects = (*decision.effects, copy_effect) if now >= due else decision.effects
         return replace(decision, job=job, effects=effects)
-    lost = observations.placement is not None and observations.placement.lost_reason is not None
+    lost = observations.lost_reason(placement) is not None
     since = now if attempt.outputs_since is None else attempt.outputs_since
     if copy is not None and attempt.outputs_since is not None and copy.began_at >= since:
         return _with_event(decision, copy.summary)

@@ -5,7 +5,7 @@ do not change.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -77,14 +77,17 @@ class Outcome(StrEnum):
     """Drumline itself failed."""
 
 
-class PlacementPhase(StrEnum):
-    """The progress of a placement, from the request to slices that are ready."""
+class Role(StrEnum):
+    """The role of a placement in its job. What a job gives up is no longer among its placements."""
 
-    REQUESTING = "asking"
-    """The cloud has not accepted the request yet."""
-    QUEUED = "queued"
-    BOOTING = "booting"
-    READY = "ready"
+    REQUESTED = "requested"
+    """In the queue of the cloud, or about to be requested."""
+    STARTING = "starting"
+    """The cloud has granted the slices, and their hosts boot."""
+    ACTIVE = "active"
+    """The attempt runs here, or is about to start. At most one placement of a job is active."""
+    HELD_BACK = "held back"
+    """Has a bad host, and is kept so that the cloud cannot grant that host again."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +110,28 @@ class Placement:
     hosts: int
     """The number of hosts of all slices together."""
     asked_at: float
-    phase: PlacementPhase = PlacementPhase.REQUESTING
+    role: Role = Role.REQUESTED
     ready_at: float | None = None
     accepted_at: float | None = None
-    """When the cloud accepted the request."""
+    """When the cloud accepted the request; None if it has not yet."""
     operation: str = ""
     """The name of the cloud's operation that creates it; empty if it is not known."""
     booting_at: float | None = None
     """When the cloud was first observed to have granted the slices."""
     slices: int = 1
+    refusals: int = 0
+    """The number of times in a row that the cloud refused it."""
+    refusal: str = ""
+    """The reason of the last refusal."""
+    retry_at: float = 0.0
+    """The earliest time to repeat it after a refusal."""
     proved: bool = False
     """True if the chips passed the burn-in that the job file or the host history asks for."""
+
+    @property
+    def candidate(self) -> Candidate:
+        """The accelerator and the zone."""
+        return Candidate(self.accelerator, self.zone)
 
     @property
     def chips(self) -> int:
@@ -228,8 +242,11 @@ class Job:
     preemptions: int = 0
     departures: int = 0
     """Consecutive attempts that soon ended without a failure and were restarted."""
+    ask: int = 1
+    """The maximum number of zones to request slices in at the same time. A job of an earlier
+    version asks in one."""
     refusals: int = 0
-    """Consecutive requests that the cloud refused, or that failed before a slice was ready."""
+    """Consecutive slices that were lost before they were ready."""
     turned_down: int = 0
     """Consecutive slices that the job rejected because the host history excludes a host."""
     unclear_starts: int = 0
@@ -251,22 +268,57 @@ class Job:
     """True if the program claims its checkpoint folder with its fencing number, as an attempt
     since the last resume has reported."""
     attempt: Attempt | None = None
-    placement: Placement | None = None
+    placements: tuple[Placement, ...] = ()
+    """The requests and slices of the job, except those that are being deleted."""
     outputs: bool = False
     """True if the job file names outputs, which are copied to the home of the server."""
     parking: int | None = None
     """The maximum number of placements with a bad host to hold back; None for one for every few
     rejected placements in a row. The cloud cannot grant a placement again while it is held back."""
-    parked: tuple[Placement, ...] = ()
-    """The placements held back at present, until the program runs elsewhere."""
     cause: Cause | None = None
     ended_at: float | None = None
+
+    @property
+    def active(self) -> Placement | None:
+        """The placement on which the attempt runs; None if there is none yet."""
+        return next((p for p in self.placements if p.role is Role.ACTIVE), None)
+
+    @property
+    def requests(self) -> tuple[Placement, ...]:
+        """The placements that are not ready yet."""
+        return tuple(p for p in self.placements if p.role in {Role.REQUESTED, Role.STARTING})
+
+    @property
+    def leading(self) -> Placement | None:
+        """The active placement, else a starting one, else the first request; None without any."""
+        order = {Role.ACTIVE: 0, Role.STARTING: 1, Role.REQUESTED: 2}
+        candidates = (p for p in self.placements if p.role in order)
+        return min(candidates, key=lambda p: order[p.role], default=None)
+
+    @property
+    def held_back(self) -> tuple[Placement, ...]:
+        """The placements with a bad host, until the program runs elsewhere."""
+        return tuple(p for p in self.placements if p.role is Role.HELD_BACK)
+
+    def placed(self, placement: Placement) -> "Job":
+        """Return the job with this placement, instead of the one with the same name."""
+        if not any(p.name == placement.name for p in self.placements):
+            return replace(self, placements=(*self.placements, placement))
+        placements = (placement if p.name == placement.name else p for p in self.placements)
+        return replace(self, placements=tuple(placements))
+
+    def without(self, *placements: Placement) -> "Job":
+        """Return the job without these placements."""
+        names = {placement.name for placement in placements}
+        return replace(self, placements=tuple(p for p in self.placements if p.name not in names))
 
 
 class OldProgram(StrEnum):
     """What is known of the program on a slice that is being deleted."""
 
     UNKNOWN = ""
+    NEVER = "never"
+    """No program of the job was ever sent there."""
     ENDED = "ended"
     FENCED = "fenced"
     """It had claimed its checkpoint folder, so it cannot write there after the next attempt."""
@@ -320,6 +372,8 @@ class ZoneStatus:
     reason: str = ""
     words: str = ""
     """The cloud's own words, if it refused a request there."""
+    crowded: bool = False
+    """True if so many requests wait there that a job with other requests does not ask, too."""
 
 
 @dataclass(frozen=True)
@@ -336,8 +390,8 @@ class OutputsCopy:
 class Observations:
     """Everything observed about one job."""
 
-    placement: PlacementObservation | None = None
-    """The placement in the cloud; None until a poll that began after the request."""
+    placements: Mapping[str, PlacementObservation] = field(default_factory=dict)
+    """The placements in the cloud, by name, from polls that began after the requests."""
     reports: tuple[HostReport, ...] = ()
     """The newest report of each host."""
     listening_since: float | None = None
@@ -345,7 +399,7 @@ class Observations:
     zones: Mapping[Candidate, ZoneStatus] = field(default_factory=dict)
     old_program_may_run: bool = False
     """True if a slice that is being deleted may still run a program of this job. For a job that
-    shall run, this is observed only without a placement, and programs of other jobs with the same
+    shall run, this is observed only without active slices, and programs of other jobs with the same
     checkpoint folder count too."""
     stopped: bool = False
     """True if every host confirmed that the program is stopped."""
@@ -359,6 +413,11 @@ class Observations:
     """A message if so many hosts failed at once that they are not the cause; otherwise empty."""
     address_error: AddressError | None = None
     """The error of the cloud because of which there are no connections and no reports."""
+
+    def lost_reason(self, placement: Placement) -> str | None:
+        """Return the reason why a placement was lost; None if it was not, as far as is known."""
+        observation = self.placements.get(placement.name)
+        return observation.lost_reason if observation else None
 
 
 @dataclass(frozen=True)
@@ -453,3 +512,12 @@ class Decision:
     effects: tuple[Effect, ...] = ()
     events: tuple[Event, ...] = ()
     ended: tuple[EndedAttempt, ...] = ()
+
+    def then(self, later: "Decision") -> "Decision":
+        """Return a decision on the job of this one, with the effects and events of both."""
+        return Decision(
+            later.job,
+            (*self.effects, *later.effects),
+            (*self.events, *later.events),
+            (*self.ended, *later.ended),
+        )

@@ -450,8 +450,8 @@ def _host_count(job: Job, attempt: int, folder: Path) -> int:
 
     While the job holds its slice, the size of the slice decides: a host may not have written yet.
     """
-    if attempt == job.attempts and job.attempt is not None and job.placement is not None:
-        return job.placement.hosts
+    if attempt == job.attempts and job.attempt is not None and job.active is not None:
+        return job.active.hosts
     written = len(_log_files(folder, "all"))
     maximum = max(choice.hosts for choice in job.choices)
     attempt_ended = attempt < job.attempts or job.status.ended

@@ -437,7 +437,7 @@ class JobService:
         self, job: Job, before: Mapping[str, Any], after: Mapping[str, Any]
     ) -> None:
         """Raise RequestError if a key changed that the slice of the job was requested with."""
-        if job.placement is None:
+        if not job.placements:
             return
         for key in ("capacity", *SLICE_KEYS):
             old, new = (
@@ -494,7 +494,7 @@ class JobService:
     async def hosts(self, job_id: str) -> list[dict[str, Any]]:
         """Return the addresses of a job's hosts, and the login."""
         record = self.record(job_id)
-        placement = record.job.placement
+        placement = record.job.active
         listed = self.supervisor.polls.listed(placement) if placement else None
         if placement is None or listed is None or not listed.slices:
             raise RequestError(f"{record.job.id} is {record.job.status}; it holds no slice", 409)

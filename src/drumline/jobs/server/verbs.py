@@ -22,7 +22,7 @@ from drumline.jobs.core.state import (
     Event,
     Job,
     Placement,
-    PlacementPhase,
+    Role,
     Status,
 )
 from drumline.jobs.store.records import Record, SliceRow
@@ -111,12 +111,12 @@ def cancel(record: Record, prices: Prices, releasing: Sequence[SliceRow] = ()) -
     decision = Decision(
         replace(job, wish=DesiredState.CANCEL), events=(Event("note", "cancel requested"),)
     )
-    if job.placement is None or job.placement.ready_at is None:
+    if job.active is None:
         return VerbResult(f"{job.id} is cancelled; {no_slice(releasing)}", decision)
-    chips = job.placement.chips
-    rate = prices.text(job.placement.accelerator, job.placement.zone, record.spec.capacity)
+    chips = job.active.chips
+    rate = prices.text(job.active.accelerator, job.active.zone, record.spec.capacity)
     cost = f", {rate}" if rate else ""
-    tpu_slice = f"its slice ({chips} chips in {job.placement.zone})"
+    tpu_slice = f"its slice ({chips} chips in {job.active.zone})"
     outcome = f"{tpu_slice} is released"
     if job.keep > 0:
         outcome = (
@@ -137,13 +137,16 @@ def delete(record: Record, releasing: Sequence[SliceRow] = ()) -> VerbResult:
     decision = Decision(
         replace(job, wish=DesiredState.DELETE, deletes=job.deletes + 1), events=events
     )
-    placement = job.placement
-    if placement is None:
+    placement, requests = job.active, job.requests
+    if placement is None and not requests:
         status = job.status if job.status.ended else "cancelled"
         return VerbResult(f"{job.id} is {status}; {no_slice(releasing)}", decision)
-    if placement.ready_at is None:
-        request = f"its request for {placement.accelerator} in {placement.zone}"
-        return VerbResult(f"{job.id} is cancelled; {request} is withdrawn", decision)
+    if placement is None:
+        zones = ", ".join(request.zone for request in requests)
+        withdrawn = "its request" if len(requests) == 1 else "its requests"
+        withdrawn += f" for {requests[0].accelerator} in {zones}"
+        verb = "is" if len(requests) == 1 else "are"
+        return VerbResult(f"{job.id} is cancelled; {withdrawn} {verb} withdrawn", decision)
     stopped = "" if job.status.ended else f"{job.id} is being stopped; "
     chips = f"{placement.chips} chips in {placement.zone}"
     owner = f" of {job.id}" if job.status.ended else ""
@@ -194,8 +197,7 @@ def resume(
     job = terms.apply_to(job)
     keys = ", ".join(line.partition(":")[0] for line in changes)
     notes = (Event("note", f"changed in the job file: {keys}"),) if keys else ()
-    stopping = not job.status.ended and job.placement is not None
-    if stopping and job.placement and job.placement.phase is PlacementPhase.READY:
+    if not job.status.ended and job.active is not None:
         where = _slice_of(job)
         event = Event("note", "resume requested; it restarts after its program has stopped")
         later = Decision(replace(job, wish=DesiredState.RESTART), events=(*notes, event))
@@ -209,19 +211,16 @@ def resume(
 
 
 def _slice_of(job: Job) -> str:
-    if job.placement is None:
-        return "on a new slice"
-    if not lifecycle.placement_fits(job):
-        return f"on a new slice (the one in {job.placement.zone} does not fit the job file)"
-    state = "kept" if job.placement.phase is PlacementPhase.READY else "requested"
-    return f"on the slice {state} in {job.placement.zone}"
+    if job.active is not None and not lifecycle.fits(job, job.active):
+        return f"on a new slice (the one in {job.active.zone} does not fit the job file)"
+    return lifecycle.describe_slices(job)
 
 
 def adopting_job(terms: JobTerms, orphan: Orphan, owner: str, now: float) -> Job:
     """Return a job that keeps a slice of a lost database, like a cancelled job."""
     placement = Placement(
         orphan.name, orphan.zone, orphan.accelerator, orphan.hosts,
-        asked_at=now, phase=PlacementPhase.READY, ready_at=now,
+        asked_at=now, role=Role.ACTIVE, ready_at=now, accepted_at=now,
     )  # fmt: skip
     job = terms.apply_to(Job(id="", owner=owner, choices=terms.choices, created_at=now))
     reason = f"slice {orphan.accelerator} in {orphan.zone} adopted, kept for a resume"
@@ -230,7 +229,7 @@ def adopting_job(terms: JobTerms, orphan: Orphan, owner: str, now: float) -> Job
         wish=DesiredState.CANCEL,
         status=Status.CANCELLED,
         reason=reason,
-        placement=placement,
+        placements=(placement,),
         ended_at=now,
     )
 
@@ -239,4 +238,4 @@ def removable(job: Job) -> bool:
     """Return True if a job that `clean` deletes has ended and holds no slice."""
     if job.wish is not DesiredState.DELETE:
         raise RequestError(f"{job.id} was resumed in the meantime; nothing was removed", 409)
-    return job.status.ended and job.placement is None
+    return job.status.ended and not job.placements

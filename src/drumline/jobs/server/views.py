@@ -14,7 +14,7 @@ from drumline.jobs.billing import (
     cost_of_slices,
 )
 from drumline.jobs.controller.outputs import problems
-from drumline.jobs.core.state import Candidate, Job, Status
+from drumline.jobs.core.state import Candidate, Job, Placement, Status
 from drumline.jobs.core.steps import Steps, count_repeated_steps
 from drumline.jobs.slice_settings import SliceSettings
 from drumline.jobs.store.records import UNREADABLE, Record, SliceRow, UnreadableJob
@@ -32,15 +32,16 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     """Return the summary of a job: one line of `drumline list`."""
     job, prices = record.job, supervisor.prices
     tier = record.spec.capacity
-    ready = job.placement if job.placement and job.placement.ready_at is not None else None
+    ready, leading = job.active, job.leading
     listed = supervisor.polls.listed(ready) if ready else None
     slice_terms = (ready.accelerator, ready.zone, tier) if ready else None
     return {
         "id": job.id,
         "user": record.user,
         "name": record.name,
-        "accelerator": job.placement.accelerator if job.placement else job.choices[0].accelerator,
-        "zone": job.placement.zone if job.placement else None,
+        "accelerator": leading.accelerator if leading else job.choices[0].accelerator,
+        "zone": leading.zone if leading else None,
+        "requests": [_request(request) for request in job.requests],
         "host0_ip": listed.endpoints[0].ssh_ip if listed and listed.endpoints else None,
         "status": job.status.value,
         "reason": _reason(supervisor, job, record.spec),
@@ -58,12 +59,24 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
                 "accelerator": placement.accelerator,
                 "per_hour": prices.per_hour(placement.accelerator, placement.zone, tier),
             }
-            for placement in job.parked
+            for placement in job.held_back
         ],
         "chips_held": ready.chips if ready else 0,
         "sending": _sending(supervisor, job),
         "cost_per_hour": prices.per_hour(*slice_terms) if slice_terms else None,
         "would_cost_per_hour": prices.would_per_hour(*slice_terms) if slice_terms else None,
+    }
+
+
+def _request(request: Placement) -> dict[str, Any]:
+    """Return a request for slices that the job has not got yet."""
+    return {
+        "name": request.name,
+        "zone": request.zone,
+        "accelerator": request.accelerator,
+        "role": request.role.value,
+        "asked": request.asked_at,
+        "refusal": request.refusal,
     }
 
 
@@ -76,15 +89,15 @@ def unreadable(aside: UnreadableJob) -> dict[str, Any]:
     counts = dict.fromkeys(
         ("attempts_made", "preemptions", "failures", "bad_hosts", "chips_held"), 0
     )
-    reason = {"reason": f"its row cannot be read: {aside.reason}", "parked": []}
+    reason = {"reason": f"its row cannot be read: {aside.reason}", "parked": [], "requests": []}
     return identity | reason | unknown | counts
 
 
 def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
     """Return why a job waits. Errors come first: of the disk, of the cloud, of Drumline."""
     error = supervisor.tasks.disk_error
-    if job.placement and not error:
-        error = supervisor.polls.errors.get(job.placement.zone, "")
+    if job.leading and not error:
+        error = supervisor.polls.errors.get(job.leading.zone, "")
     error = error or supervisor.tasks.error_of(job.id)
     release_error = supervisor.releases.error_of(job.id)
     if job.status.ended and release_error:
@@ -93,12 +106,12 @@ def _reason(supervisor: "Supervisor", job: Job, spec: StoredSpec) -> str:
         differs = job.reason not in {"", error}
         return f"{error}; last state: {job.reason}" if differs else error
     remaining = supervisor.kept_for(job)
-    if remaining is not None and job.placement is not None:
-        rate = supervisor.prices.text(job.placement.accelerator, job.placement.zone, spec.capacity)
+    if remaining is not None and job.active is not None:
+        rate = supervisor.prices.text(job.active.accelerator, job.active.zone, spec.capacity)
         cost = f", {rate}" if rate else ""
         until = f"until {_clock_time(time.time() + remaining)}"
         if job.status is Status.FAILED:
-            tpu_slice = f"slice {job.placement.accelerator} in {job.placement.zone}"
+            tpu_slice = f"slice {job.active.accelerator} in {job.active.zone}"
             return f"{job.reason}; {tpu_slice} kept {until} for a resume{cost}"
         return f"{job.reason} {until}{cost}"
     if sending := _sending(supervisor, job):
@@ -154,7 +167,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         if live is not None:
             steps[job.attempt.number] = live
             attempts[-1]["course"] = asdict(live)
-        listed = supervisor.polls.listed(job.placement) if job.placement else None
+        listed = supervisor.polls.listed(job.active) if job.active else None
         endpoints = listed.endpoints if listed else ()
         attempts[-1]["hosts"] = [
             {
@@ -169,7 +182,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             for host in supervisor.sessions.reports(job)
         ]
     prices = supervisor.prices
-    placement, slices = job.placement, store.slices(job.id)
+    placement, slices = job.leading, store.slices(job.id)
     return summary(supervisor, record) | {
         "spec": record.spec.file,
         "code": record.spec.document.get("archive"),
@@ -184,7 +197,7 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             "name": placement.name,
             "zone": placement.zone,
             "accelerator": placement.accelerator,
-            "state": placement.phase.value,
+            "state": placement.role.value,
             "held_since": placement.ready_at,
             "kept_for": supervisor.kept_for(job),
             "per_hour": prices.per_hour(

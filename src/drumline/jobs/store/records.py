@@ -394,8 +394,8 @@ class Store:
                 )  # fmt: skip
             if job.attempt is not None:
                 self._write_attempt(job, job.attempt, now)
-            if job.placement is not None:
-                self._write_slice(job.id, job.placement, now)
+            for placement in job.placements:
+                self._write_slice(job.id, placement, now)
             for effect in decision.effects:
                 if effect.kind is EffectKind.RELEASE:
                     name = effect.placement.name
@@ -547,7 +547,7 @@ class Store:
             " ended = CASE WHEN ? THEN coalesce(ended, ?) END WHERE number = ?",
             (
                 _JOB.dump_json(job).decode(), job.status.value,
-                not ended or job.placement is not None, ended, now, int(job.id),
+                not ended or bool(job.placements), ended, now, int(job.id),
             ),
         )  # fmt: skip
 
@@ -561,8 +561,9 @@ class Store:
     # the wall time at which a change was first saved.
 
     def _write_attempt(self, job: Job, attempt: Attempt, now: float) -> None:
-        zone = job.placement.zone if job.placement else None
-        accelerator = job.placement.accelerator if job.placement else None
+        placement = job.leading
+        zone = placement.zone if placement else None
+        accelerator = placement.accelerator if placement else None
         running = None if attempt.running_at is None else now
         self._db.execute(
             "INSERT INTO attempts (job, number, zone, accelerator, started, running)"

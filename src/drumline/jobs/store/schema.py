@@ -5,6 +5,7 @@ are saved in one transaction, so a server that is killed in between leaves the f
 Released migrations never change. A change of the schema is a new migration at the end.
 """
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,10 +142,37 @@ def _add_program_of_slice(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE slices ADD COLUMN program TEXT NOT NULL DEFAULT ''")
 
 
+_ROLES = {"asking": "requested", "queued": "requested", "booting": "starting", "ready": "active"}
+
+
+def _list_placements(db: sqlite3.Connection) -> None:
+    """Replace a job's `placement` and `parked` by a list of placements with roles."""
+    rows = db.execute(
+        "SELECT number, state FROM jobs WHERE json_valid(state)"
+        " AND (json_type(state, '$.placement') = 'object' OR state ->> '$.parked' != '[]')"
+    ).fetchall()
+    for number, text in rows:
+        state = json.loads(text)
+        placement, held_back = state.pop("placement", None), state.pop("parked", [])
+        placements = [{**one, "role": "held back"} for one in held_back]
+        if placement is not None:
+            phase = placement.get("phase", "asking")
+            accepted_at = placement.get("accepted_at")
+            if accepted_at is None and phase != "asking":
+                accepted_at = placement["asked_at"]
+            role = _ROLES.get(phase, phase)
+            placements.insert(0, {**placement, "role": role, "accepted_at": accepted_at})
+        for one in placements:
+            one.pop("phase", None)
+        state = json.dumps({**state, "placements": placements})
+        db.execute("UPDATE jobs SET state = ? WHERE number = ?", (state, number))
+
+
 _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create_tables,
     _add_search_columns,
     _rename_placement,
     _create_hosts,
     _add_program_of_slice,
+    _list_placements,
 )

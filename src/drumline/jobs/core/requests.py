@@ -1,0 +1,385 @@
+"""The requests of a job for slices: where it asks, and what becomes of each request. Pure.
+
+A job asks in up to `ask` zones at once. The first slices that are ready become active. The other
+requests stay until all hosts of the active slices have answered, because a granted slice may be
+preempted or broken before that. Then they are released.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from drumline.jobs.core.outcomes import (
+    after_preemption,
+    current_attempt,
+    finish_job,
+    format_duration,
+    release_held_back,
+    release_if_blocking,
+    release_unneeded,
+    release_while_waiting,
+    retry_pause,
+    with_backoff,
+    with_reason,
+)
+from drumline.jobs.core.refusals import RefusalAction, action_for, leaves_candidate
+from drumline.jobs.core.state import (
+    Attempt,
+    Candidate,
+    Decision,
+    Effect,
+    EffectKind,
+    EndedAttempt,
+    Event,
+    Job,
+    Observations,
+    Outcome,
+    Placement,
+    PlacementObservation,
+    Role,
+    Status,
+    Timeouts,
+    ZoneStatus,
+)
+from drumline.observed import Fault, FaultKind, PlacementState, Refusal, Scope, with_words
+
+
+def seek_slices(job: Job, observations: Observations, now: float, timeouts: Timeouts) -> Decision:
+    """Follow the requests of a job without active slices, and ask in more zones."""
+    decision = Decision(job)
+    for placement in job.requests:
+        decision = decision.then(_follow(decision.job, placement, observations, now, timeouts))
+        if decision.job.active or decision.job.status.ended:
+            return decision
+    backs_off = now < decision.job.not_before
+    if backs_off and not decision.job.requests:
+        return decision
+    if observations.old_program_may_run:
+        reason = "waiting for the previous slice to be deleted"
+        decision = replace(decision, job=with_reason(decision.job, reason))
+        return release_while_waiting(decision, now, timeouts)
+    if not backs_off:
+        decision = _ask(decision, observations, now)
+    return _with_waiting_reason(decision, observations, now, timeouts)
+
+
+def follow_other_requests(
+    decision: Decision, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
+    """Follow the requests that a job keeps until the hosts of its active slices have answered."""
+    for placement in decision.job.requests:
+        decision = decision.then(_follow(decision.job, placement, observations, now, timeouts))
+        if decision.job.status.ended:
+            break
+    return decision
+
+
+# --- Asking -----------------------------------------------------------------------------------
+
+
+def _ask(decision: Decision, observations: Observations, now: float) -> Decision:
+    """Add requests in open zones until the job has `ask` of them, at most one in each zone.
+
+    A zone in which many requests wait gets only first requests, so that no job waits behind the
+    second and third requests of others.
+    """
+    job = decision.job
+    for candidate in [*job.choices[job.next_choice :], *job.choices[: job.next_choice]]:
+        requests = decision.job.requests
+        if len(requests) >= job.ask:
+            break
+        status = observations.zones.get(candidate, ZoneStatus())
+        wanted = status.open and not (requests and status.crowded)
+        if wanted and candidate.zone not in {request.zone for request in requests}:
+            decision = decision.then(_request(decision.job, candidate, now))
+    return decision
+
+
+def _request(job: Job, candidate: Candidate, now: float) -> Decision:
+    """Request slices from the cloud, and begin an attempt if none is in progress."""
+    placement = _new_placement(job, candidate, now)
+    first = not job.requests
+    job = _with_attempt(replace(job, asks=job.asks + 1), now).placed(placement)
+    if first:
+        job = replace(job, next_choice=job.choices.index(candidate))
+    return Decision(
+        job,
+        effects=(Effect(EffectKind.REQUEST, placement),),
+        events=(Event("asked", f"{candidate.accelerator} in {candidate.zone}"),),
+    )
+
+
+def _new_placement(job: Job, candidate: Candidate, now: float) -> Placement:
+    """Return the next request of a job, with a name that no earlier one had."""
+    return Placement(
+        name=f"dl-{job.owner}-{job.id}-{job.asks + 1}",
+        zone=candidate.zone,
+        accelerator=candidate.accelerator,
+        hosts=candidate.hosts * job.slices,
+        asked_at=now,
+        slices=job.slices,
+    )
+
+
+def _with_attempt(job: Job, now: float) -> Job:
+    """Return the job with an attempt in progress."""
+    if job.attempt is not None:
+        return job
+    number = job.attempts + 1
+    return replace(job, attempts=number, attempt=Attempt(number, started_at=now))
+
+
+# --- The answer to a request ------------------------------------------------------------------
+
+
+def request_accepted(job: Job, name: str, now: float, operation: str = "") -> Job:
+    """Return the job after the cloud accepted a request. Its `operation` may still fail."""
+    placement = unanswered_request(job, name)
+    if placement is None:
+        return job
+    return job.placed(replace(placement, accepted_at=now, operation=operation, refusal=""))
+
+
+def request_refused(
+    job: Job, name: str, refusal: Refusal, now: float, timeouts: Timeouts
+) -> Decision:
+    """Decide what follows after the cloud refused a request."""
+    placement = unanswered_request(job, name)
+    if placement is None:
+        return Decision(job)
+    fault = refusal.fault
+    if action_for(fault) is RefusalAction.RETRY and not _leaves(job, placement, fault):
+        # Nothing exists in the cloud, so the same request is repeated under the same name.
+        refused = job.placed(_repeated(placement, refusal, now, timeouts))
+        known = any(request.refusal == refusal.text for request in job.requests)
+        events = () if placement.refusals or known else (Event("waiting", refusal.text),)
+        decision = Decision(_waiting(refused, refusal.text), events=events)
+        return release_if_blocking(decision, fault)
+    decision = _drop(job, placement, refusal, now, timeouts)
+    return release_unneeded(decision, Observations())
+
+
+def unanswered_request(job: Job, name: str) -> Placement | None:
+    """Return a request that the cloud has not accepted yet; None if the job has it no longer."""
+    return next((p for p in job.requests if p.name == name and p.accepted_at is None), None)
+
+
+def _repeated(placement: Placement, refusal: Refusal, now: float, timeouts: Timeouts) -> Placement:
+    """Return a request that is to be repeated after a pause."""
+    refusals = placement.refusals + 1
+    retry_at = now + retry_pause(refusals, timeouts.retry)
+    return replace(placement, refusals=refusals, retry_at=retry_at, refusal=refusal.text)
+
+
+def _leaves(job: Job, placement: Placement, fault: Fault) -> bool:
+    """Return True if repeating a refused request did not help, and there is another candidate."""
+    requested = {request.candidate for request in job.requests}
+    return leaves_candidate(fault, placement.refusals + 1) and bool({*job.choices} - requested)
+
+
+def _drop(
+    job: Job, placement: Placement, refusal: Refusal, now: float, timeouts: Timeouts
+) -> Decision:
+    """Drop a request that yields no slices: delete it in the cloud and decide what follows."""
+    fault, text = refusal.fault, refusal.text
+    release = Effect(EffectKind.RELEASE, placement, refusal.message)
+    action = action_for(fault)
+    if action is RefusalAction.RETRY and _leaves(job, placement, fault):
+        action = RefusalAction.NEXT_CANDIDATE
+    if action is RefusalAction.GIVE_UP and job.active is not None:
+        action = RefusalAction.NEXT_CANDIDATE  # the cloud has granted the same request elsewhere
+    match action:
+        case RefusalAction.NEXT_CANDIDATE:
+            decision = _try_next_candidate(job, placement, refusal.message, refusal.words)
+            return release_if_blocking(decision, fault)
+        case RefusalAction.RETRY:
+            new = _repeated(placement, refusal, now, timeouts)
+            again = replace(
+                _new_placement(job, placement.candidate, now),
+                refusals=new.refusals,
+                retry_at=new.retry_at,
+                refusal=text,
+            )
+            job = replace(job.without(placement), asks=job.asks + 1).placed(again)
+            decision = Decision(
+                _waiting(job, text),
+                effects=(release,),
+                events=(Event("waiting", text),),
+            )
+            return release_if_blocking(decision, fault)
+        case RefusalAction.PREEMPTION:
+            return _lose_request(job, placement, refusal, now, timeouts)
+        case RefusalAction.GIVE_UP:
+            return finish_job(
+                job.without(placement),
+                Status.FAILED,
+                text,
+                now,
+                effects=(release,),
+                ended=(EndedAttempt(current_attempt(job), Outcome.REFUSED, text),),
+            )
+
+
+def _lose_request(
+    job: Job, placement: Placement, refusal: Refusal, now: float, timeouts: Timeouts
+) -> Decision:
+    """Count slices that the cloud took back before they were ready.
+
+    The attempt continues if the job has other requests. If it has active slices, it lost nothing.
+    """
+    if job.active is not None:
+        return _try_next_candidate(job, placement, refusal.message, refusal.words)
+    # Back off, because the cloud may preempt every slice before it is ready.
+    job = with_backoff(job, now, timeouts)
+    if leaves_candidate(refusal.fault, job.refusals):
+        job = replace(job, next_choice=(job.next_choice + 1) % len(job.choices))
+    return after_preemption(job, placement, refusal.text, now)
+
+
+def _try_next_candidate(job: Job, placement: Placement, reason: str, words: str = "") -> Decision:
+    """Drop a request, and leave its zone alone for a while. The attempt continues elsewhere."""
+    index = job.next_choice
+    if placement.candidate in job.choices:
+        index = job.choices.index(placement.candidate)
+    job = replace(job.without(placement), next_choice=(index + 1) % len(job.choices))
+    text = with_words(reason, words)
+    return Decision(
+        _waiting(job, text),
+        effects=(
+            Effect(EffectKind.NO_CAPACITY, placement, reason, words),
+            Effect(EffectKind.RELEASE, placement, reason),
+        ),
+        events=(Event("waiting", text),),
+    )
+
+
+def _waiting(job: Job, reason: str) -> Job:
+    """Return the job with the reason why it waits, unless it has active slices."""
+    return job if job.active else with_reason(job, reason, Status.WAITING)
+
+
+# --- Following a request ----------------------------------------------------------------------
+
+
+def _follow(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
+    """Decide on one request by the newest poll of its zone."""
+    if placement.accepted_at is None:
+        if now < placement.retry_at:
+            return Decision(job)
+        return Decision(job, effects=(Effect(EffectKind.REQUEST, placement),))
+    observation = observations.placements.get(placement.name)
+    if observation is None:
+        return Decision(job)
+    listed, lost_reason = observation.listed, observation.lost_reason
+    if listed is None or lost_reason is not None:
+        refusal = observation.refusal or (listed.refusal if listed else None)
+        if listed is None and refusal is None and _may_appear(placement, observation, timeouts):
+            return Decision(job)
+        if listed is None and refusal is None and observation.creating:
+            # Nothing shows that there ever was a slice that the cloud could preempt.
+            accepted_for = format_duration(now - placement.accepted_at)
+            reason = f"slice in {placement.zone} is still not created after {accepted_for}"
+            return _try_next_candidate(job, placement, reason)
+        preemption = Refusal(Fault(FaultKind.PREEMPTED, Scope.ZONE), lost_reason or "")
+        return _drop(job, placement, refusal or preemption, now, timeouts)
+    if listed.state is PlacementState.READY and len(listed.endpoints) == placement.hosts:
+        return _take_ready_slices(job, placement, observations, now, timeouts)
+    if listed.state is not PlacementState.QUEUED:
+        since = observation.at if placement.booting_at is None else placement.booting_at
+        if observation.at - since > timeouts.booting:
+            # Such a slice may stay so for days, and uses quota.
+            ready = listed.state is PlacementState.READY
+            state = f"{listed.cloud_state} without all addresses" if ready else listed.cloud_state
+            boot_time = format_duration(observation.at - since)
+            reason = f"slice in {placement.zone} is still {state} after {boot_time}"
+            return _try_next_candidate(job, placement, reason)
+        return Decision(job.placed(replace(placement, role=Role.STARTING, booting_at=since)))
+    waited = now - placement.asked_at
+    asked = {request.candidate for request in job.requests}
+    other_candidate_open = any(
+        status.open for candidate, status in observations.zones.items() if candidate not in asked
+    )
+    if waited > timeouts.waiting and other_candidate_open and job.active is None:
+        reason = f"no capacity in {placement.zone} for {format_duration(waited)}"
+        return _try_next_candidate(job, placement, reason)
+    return Decision(job)
+
+
+def _may_appear(
+    placement: Placement, observation: PlacementObservation, timeouts: Timeouts
+) -> bool:
+    """Return True if a request that the cloud does not have may still appear there."""
+    limit = timeouts.booting if observation.creating else timeouts.visible
+    return observation.at - (placement.accepted_at or placement.asked_at) <= limit
+
+
+def _take_ready_slices(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
+    """Make slices active that are ready, unless the job has others or its old program may run."""
+    ready_at = now if placement.ready_at is None else placement.ready_at
+    if job.active is not None or observations.old_program_may_run:
+        if job.active is None and now - ready_at > timeouts.deleting:
+            # Some deletions never end, and these slices would cost money for as long.
+            reason = "the previous slice is still not deleted"
+            return Decision(
+                job.without(placement), effects=(Effect(EffectKind.RELEASE, placement, reason),)
+            )
+        return Decision(job.placed(replace(placement, role=Role.STARTING, ready_at=ready_at)))
+    active = replace(placement, role=Role.ACTIVE, ready_at=ready_at)
+    job = replace(_with_attempt(job, now).placed(active), refusals=0)
+    if placement.candidate in job.choices:
+        job = replace(job, next_choice=job.choices.index(placement.candidate))
+    hosts = "1 host" if placement.hosts == 1 else f"{placement.hosts} hosts"
+    text = f"{hosts}, {placement.chips} chips in {placement.zone}"
+    return Decision(
+        with_reason(job, "connecting to the hosts", Status.STARTING),
+        effects=(Effect(EffectKind.RUN, active),),
+        events=(Event("slice", text),),
+    )
+
+
+# --- Why a job waits --------------------------------------------------------------------------
+
+
+def _with_waiting_reason(
+    decision: Decision, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
+    """Add the reason why the job waits. After long waits, release the slices held back."""
+    job = decision.job
+    requests = job.requests
+    if not requests:
+        zones = dict.fromkeys(observations.zones[candidate] for candidate in job.choices)
+        reasons = dict.fromkeys(zone.reason for zone in zones)
+        reason = "; ".join(filter(None, reasons)) or "no zone is open"
+        # The words of several zones would fill the screen. Each refusal is an event with its words.
+        words = next(iter(zones)).words if len(zones) == 1 else ""
+        return replace(decision, job=with_reason(job, with_words(reason, words)))
+    starting = [request for request in requests if request.role is Role.STARTING]
+    queued = [r for r in requests if r.role is Role.REQUESTED and r.accepted_at is not None]
+    unanswered = [request for request in requests if request.accepted_at is None]
+    new = [request for request in unanswered if not request.refusals]
+    parts = [f"slice is booting in {_zones(starting)}"] if starting else []
+    waits: dict[str, list[Placement]] = {}
+    for request in queued:
+        waits.setdefault(format_duration(now - request.asked_at), []).append(request)
+    parts += [f"no capacity in {_zones(group)} for {waited}" for waited, group in waits.items()]
+    if new:
+        parts.append(f"requesting {new[0].accelerator} in {_zones(new)}")
+    parts += dict.fromkeys(request.refusal for request in unanswered if request.refusals)
+    position = ""
+    if len(requests) == 1 and queued and job.next_choice:
+        position = f"zone {job.next_choice + 1} of {len(job.choices)} · "
+    status = Status.STARTING if starting else Status.WAITING
+    job = with_reason(job, position + "; ".join(parts), status)
+    decision = replace(decision, job=job)
+    if len(queued) == len(requests) and all(now - r.asked_at > timeouts.waiting for r in queued):
+        return release_held_back(decision)
+    return decision
+
+
+def _zones(requests: Iterable[Placement]) -> str:
+    """Format the zones of requests: `a`, `a and b`, `a, b and c`."""
+    *rest, last = [request.zone for request in requests]
+    return f"{', '.join(rest)} and {last}" if rest else last
