@@ -221,6 +221,7 @@ def _job(stream: Stream, number: int, at: float) -> JobPlan:
         "burnin": chips.choice(("off", "off", "short", "long")),
         "parking": chips.choice((None, None, 1, 2)),
         "outputs": chips.choice(([], ["results/"])),
+        "ask": chips.choice((1, 2, 3, 3)),
     }
     program = Plan(
         steps=steps,

@@ -173,6 +173,8 @@ ONE_KEY: dict[str, str] = {
     "burnin: on": "burnin: on is not one of off, short, long",
     "parking: -1": "parking: is -1; expected a whole number from 0 to 8",
     "parking: 99": "parking: is 99; expected a whole number from 0 to 8",
+    "ask: 0": "ask: is 0; expected a whole number from 1 to 8",
+    "ask: all": "ask: is 'all'; expected a whole number from 1 to 8",
     "reservation: team-a": "reservation: requires capacity: reserved; add it, or remove this key",
     "reservation: Team A": f"reservation: 'Team A' is not the name of a reservation; {NAME}",
     "reservation: a/b": "reservation: 'a/b' is not the path of a reservation; "
@@ -215,7 +217,8 @@ ONE_KEY: dict[str, str] = {
     "read-write; did you mean read-only?",
     "data_disks: [zones/a/disks/b]": "data_disks.source: 'zones/a/disks/b' is not the path of a "
     "disk; write projects/P/zones/ZONE/disks/NAME",
-    "frobnicate: 1": "frobnicate: unknown key; the keys are name, accelerator, zones, capacity, "
+    "frobnicate: 1": "frobnicate: unknown key; the keys are name, accelerator, zones, ask, "
+    "capacity, "
     "reservation, workdir, include, setup, environment, secrets, docker, python, mounts, run, "
     "hosts, checkpoint, outputs, retry, burnin, parking, project, network, subnetwork, "
     "external_ip, tags, service_account, labels, ssh, data_disks, allow_cross_region, stop_grace, "

@@ -63,6 +63,7 @@ class JobTerms:
     stuck_after: float | None
     parking: int | None = None
     outputs: bool = False
+    ask: int = 1
 
     @classmethod
     def of(cls, spec: "JobSpec", choices: tuple[Candidate, ...]) -> "JobTerms":
@@ -78,6 +79,7 @@ class JobTerms:
             None if spec.stuck_after == "never" else spec.stuck_after,
             spec.parking,
             bool(spec.outputs),
+            spec.ask,
         )
 
     def apply_to(self, job: Job) -> Job:
@@ -93,6 +95,7 @@ class JobTerms:
             stuck_after=self.stuck_after,
             parking=self.parking,
             outputs=self.outputs,
+            ask=self.ask,
         )
 
 

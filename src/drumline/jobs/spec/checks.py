@@ -26,6 +26,7 @@ PYTHON_KINDS = ("system", "uv", "venv", "conda", "docker")
 CAPACITY_TIERS = ("spot", "on-demand", "reserved")
 BURN_INS = ("off", "short", "long")
 MAX_HELD_BACK = 8
+MAX_ASKED = 8
 """The maximum number of bad slices that a job may hold back."""
 GCS_SCHEME = "gs://"
 # Each mount is a gcsfuse process on every host.
@@ -292,6 +293,14 @@ def allowance(raw: object) -> int | str:
 def burnin(raw: object) -> str:
     """Return the kind of burn-in. YAML reads `off` as a boolean."""
     return "off" if unwrap(raw) is False else choice(raw, BURN_INS)
+
+
+def ask(raw: object) -> int:
+    """Return the maximum number of zones to request slices in at the same time."""
+    number = _integer(raw)
+    if number is None or not 1 <= number <= MAX_ASKED:
+        raise InvalidValue(f"is {quoted(raw)}; expected a whole number from 1 to {MAX_ASKED}")
+    return number
 
 
 def parking(raw: object) -> int:

@@ -248,6 +248,14 @@ class JobSpec(BaseModel):
         "accelerator. Default: `any`.",
         examples=["any", ["us-central2-b", "europe-west4-b"]],
     )
+    ask: Annotated[int, BeforeValidator(checks.ask)] = Field(
+        default=3,
+        description="The number of zones to request a slice in at the same time. The first slice "
+        "whose hosts answer runs the job, and the other requests are deleted. A slice that was "
+        "granted too late costs what it costs until it is deleted, usually a few minutes. `1` "
+        "requests in one zone after the other. Default: `3`.",
+        examples=[1],
+    )
     capacity: Annotated[
         Literal["spot", "on-demand", "reserved"],
         BeforeValidator(

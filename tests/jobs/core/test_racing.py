@@ -1,0 +1,294 @@
+"""A job that asks in several zones at once: one slice wins, and all others are released."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from drumline.jobs.core import lifecycle, requests
+from drumline.jobs.core.state import (
+    Candidate,
+    Decision,
+    DesiredState,
+    EffectKind,
+    Job,
+    Observations,
+    Outcome,
+    Placement,
+    PlacementObservation,
+    Role,
+    Status,
+    ZoneStatus,
+)
+from drumline.observed import (
+    Endpoint,
+    Fault,
+    FaultKind,
+    HostPhase,
+    HostReport,
+    ListedPlacement,
+    ListedSlice,
+    PlacementState,
+    Refusal,
+    Scope,
+)
+from tests.jobs.scenario import TIMEOUTS
+
+A, B, C, D = (Candidate("v4-8", f"zone-{letter}") for letter in "abcd")
+STOCKOUT = Refusal(Fault(FaultKind.STOCKOUT, Scope.ZONE), "no capacity in zone-b")
+QUOTA = Refusal(Fault(FaultKind.QUOTA, Scope.ZONE), "quota of zone-b used up")
+SERVICE_FAILS = Refusal(Fault(FaultKind.TRANSIENT, Scope.ZONE), "backend error")
+INVALID = Refusal(Fault(FaultKind.INVALID, Scope.REQUEST), "the image is not known")
+
+
+@dataclass
+class Race:
+    """A job, and its placements in the cloud by zone."""
+
+    job: Job = field(default_factory=lambda: Job("000001", "me", (A, B, C), created_at=0.0, ask=3))
+    now: float = 1.0
+    listed: dict[str, ListedPlacement | None] = field(default_factory=dict)
+    """The placements as the cloud lists them, by name; None for one that is gone."""
+    hosts: tuple[HostReport, ...] = ()
+    zones: dict[Candidate, ZoneStatus] = field(default_factory=dict)
+    old_program_may_run: bool = False
+    decisions: list[Decision] = field(default_factory=list)
+
+    def settle(self) -> "Race":
+        """Decide until the job no longer changes."""
+        for _ in range(10):
+            before = self.job
+            seen = {
+                name: PlacementObservation(self.now, listed) for name, listed in self.listed.items()
+            }
+            observations = Observations(
+                seen,
+                self.hosts,
+                listening_since=0.0,
+                zones=self.zones,
+                old_program_may_run=self.old_program_may_run,
+            )
+            self.take(lifecycle.decide(self.job, observations, self.now, TIMEOUTS))
+            if self.job == before:
+                return self
+        raise AssertionError("the job never stops changing")
+
+    def take(self, decision: Decision) -> None:
+        self.job = decision.job
+        self.decisions.append(decision)
+        for effect in decision.effects:
+            if effect.kind is EffectKind.NO_CAPACITY:
+                self.zones[effect.placement.candidate] = ZoneStatus(False, effect.reason)
+        if decision.ended or self.job.active is None:
+            self.hosts = ()
+
+    def passes(self, seconds: float) -> "Race":
+        self.now += seconds
+        return self.settle()
+
+    def request(self, zone: str) -> Placement:
+        (placement,) = [p for p in self.job.placements if p.zone == zone]
+        return placement
+
+    def accept_all(self) -> "Race":
+        for request in self.job.requests:
+            self.job = requests.request_accepted(self.job, request.name, self.now)
+        return self.settle()
+
+    def refuse(self, zone: str, refusal: Refusal) -> "Race":
+        name = self.request(zone).name
+        self.take(requests.request_refused(self.job, name, refusal, self.now, TIMEOUTS))
+        return self.settle()
+
+    def becomes(self, zone: str, state: PlacementState, lost_reason: str = "") -> "Race":
+        """Let the cloud list the placement in a zone in this state."""
+        self.lists(zone, state, lost_reason)
+        return self.passes(1)
+
+    def lists(self, zone: str, state: PlacementState, lost_reason: str = "") -> None:
+        placement = self.request(zone)
+        ends = (Endpoint("10.0.0.1", "34.0.0.1"),) if state is PlacementState.READY else ()
+        self.listed[placement.name] = ListedPlacement(
+            placement.name,
+            zone,
+            state,
+            placement.accelerator,
+            labels={},
+            cloud_state=state.value,
+            slices=(ListedSlice(placement.name, ends),),
+            lost_reason=lost_reason,
+        )
+
+    def answers(self, phase: HostPhase = HostPhase.PREPARING) -> "Race":
+        self.hosts = (HostReport(index=0, phase=phase, heard_at=self.now, rank=0),)
+        return self.settle()
+
+    def names(self, kind: EffectKind) -> list[str]:
+        effects = [e for decision in self.decisions for e in decision.effects if e.kind is kind]
+        return list(dict.fromkeys(effect.placement.zone for effect in effects))
+
+    def outcomes(self) -> list[Outcome]:
+        return [ended.outcome for decision in self.decisions for ended in decision.ended]
+
+
+def waiting() -> Race:
+    """Return a race in which all three requests wait."""
+    race = Race().settle().accept_all()
+    for zone in ("zone-a", "zone-b", "zone-c"):
+        race.becomes(zone, PlacementState.QUEUED)
+    return race
+
+
+def test_a_job_asks_in_three_zones_and_the_first_whose_hosts_answer_wins() -> None:
+    race = waiting()
+    assert race.names(EffectKind.REQUEST) == ["zone-a", "zone-b", "zone-c"]
+    assert race.job.reason == "no capacity in zone-a, zone-b and zone-c for 3 s"
+    race.becomes("zone-b", PlacementState.BOOTING)
+    assert race.job.status is Status.STARTING
+    assert "slice is booting in zone-b; no capacity in zone-a and zone-c" in race.job.reason
+    race.becomes("zone-b", PlacementState.READY)
+    assert race.names(EffectKind.RUN) == ["zone-b"]
+    assert race.names(EffectKind.RELEASE) == []
+    race.answers()
+    assert race.names(EffectKind.RELEASE) == ["zone-a", "zone-c"]
+    assert [placement.role for placement in race.job.placements] == [Role.ACTIVE]
+
+
+def test_of_two_slices_that_are_ready_in_the_same_second_one_runs_the_program() -> None:
+    race = waiting()
+    for zone in ("zone-a", "zone-c"):
+        race.lists(zone, PlacementState.READY)
+    race.passes(1).answers(HostPhase.RUNNING)
+    assert race.names(EffectKind.RUN) == ["zone-a"]
+    assert race.names(EffectKind.RELEASE) == ["zone-b", "zone-c"]
+    assert race.job.attempts == 1
+
+
+def test_the_next_slice_takes_over_when_the_first_is_lost_before_its_hosts_answer() -> None:
+    race = waiting().becomes("zone-a", PlacementState.READY).becomes("zone-b", PlacementState.READY)
+    active = race.job.active
+    assert active is not None
+    assert active.zone == "zone-a"
+    race.becomes("zone-a", PlacementState.LOST, "node PREEMPTED")
+    active = race.job.active
+    assert active is not None
+    assert active.zone == "zone-b"
+    assert (race.job.preemptions, race.outcomes()) == (1, [Outcome.PREEMPTED])
+    race.answers(HostPhase.RUNNING)
+    assert race.names(EffectKind.RELEASE) == ["zone-a", "zone-c"]
+    assert race.job.status is Status.RUNNING
+
+
+def test_a_slice_lost_before_it_is_ready_does_not_end_the_attempt() -> None:
+    race = waiting().becomes("zone-a", PlacementState.BOOTING)
+    race.becomes("zone-a", PlacementState.LOST, "node PREEMPTED")
+    assert (race.job.preemptions, race.outcomes()) == (1, [])
+    assert race.job.attempts == 1
+    assert [request.zone for request in race.job.requests] == ["zone-b", "zone-c"]
+    race.passes(TIMEOUTS.retry + 1)
+    assert len(race.job.requests) == 3, "the zone is asked again after a pause"
+
+
+def test_no_slice_runs_the_program_while_the_old_one_may_run() -> None:
+    race = waiting()
+    race.old_program_may_run = True
+    race.becomes("zone-a", PlacementState.READY)
+    assert race.job.active is None
+    assert race.job.reason == "waiting for the previous slice to be deleted"
+    race.old_program_may_run = False
+    assert race.passes(60).job.active is not None
+
+
+def test_a_ready_slice_does_not_wait_for_ever_for_a_deletion() -> None:
+    race = waiting()
+    race.old_program_may_run = True
+    race.becomes("zone-a", PlacementState.READY).passes(TIMEOUTS.deleting + 1)
+    assert race.names(EffectKind.RELEASE) == ["zone-a"]
+
+
+@pytest.mark.parametrize("refusal", [STOCKOUT, QUOTA])
+def test_one_zone_that_refuses_leaves_the_other_requests_alone(refusal: Refusal) -> None:
+    race = Race().settle().refuse("zone-b", refusal)
+    assert race.names(EffectKind.NO_CAPACITY) == ["zone-b"]
+    assert [request.zone for request in race.accept_all().job.requests] == ["zone-a", "zone-c"]
+    race.zones.clear()
+    assert [request.zone for request in race.settle().job.requests][2:] == ["zone-b"]
+
+
+def test_a_request_that_fails_is_repeated_without_delaying_the_others() -> None:
+    race = Race().settle()
+    race.refuse("zone-b", SERVICE_FAILS)
+    assert race.request("zone-b").retry_at > race.now
+    race.accept_all().becomes("zone-a", PlacementState.READY)
+    assert race.job.active is not None
+
+
+def test_a_request_that_keeps_failing_gives_way_to_a_zone_that_was_not_asked() -> None:
+    job = Job("000001", "me", (A, B, C, D), created_at=0.0, ask=3)
+    race = Race(job).settle()
+    assert race.names(EffectKind.REQUEST) == ["zone-a", "zone-b", "zone-c"]
+    for _ in range(3):
+        race.refuse("zone-b", SERVICE_FAILS).passes(300)
+    assert [request.zone for request in race.job.requests] == ["zone-a", "zone-c", "zone-d"]
+
+
+def test_a_zone_that_is_long_out_of_capacity_gives_way_to_a_zone_that_was_not_asked() -> None:
+    job = Job("000001", "me", (A, B), created_at=0.0, ask=1)
+    race = Race(job).settle().accept_all().becomes("zone-a", PlacementState.QUEUED)
+    race.zones[B] = ZoneStatus(open=False, reason="no capacity in zone-b")
+    race.passes(2 * TIMEOUTS.waiting)
+    assert [request.zone for request in race.job.requests] == ["zone-a"]
+    race.zones[B] = ZoneStatus()
+    race.passes(1)
+    assert [request.zone for request in race.job.requests] == ["zone-b"]
+
+
+def test_a_crowded_zone_gets_only_first_requests() -> None:
+    race = Race(zones={B: ZoneStatus(crowded=True), C: ZoneStatus(crowded=True)}).settle()
+    assert [request.zone for request in race.job.requests] == ["zone-a"]
+    only_b = Race(replace(Race().job, choices=(B, C)), zones={B: ZoneStatus(crowded=True)}).settle()
+    assert [request.zone for request in only_b.job.requests] == ["zone-b", "zone-c"]
+
+
+def test_an_invalid_request_ends_the_job_and_withdraws_the_others() -> None:
+    race = Race().settle().refuse("zone-b", INVALID)
+    assert race.job.status is Status.FAILED
+    assert race.job.placements == ()
+    assert sorted(race.names(EffectKind.RELEASE)) == ["zone-a", "zone-b", "zone-c"]
+
+
+def test_a_refusal_after_another_slice_was_granted_does_not_end_the_job() -> None:
+    race = Race().settle()
+    name = race.request("zone-a").name
+    race.job = requests.request_accepted(race.job, name, race.now)
+    race.becomes("zone-a", PlacementState.READY).refuse("zone-b", INVALID)
+    assert race.job.status is Status.STARTING
+    assert race.job.active is not None
+
+
+@pytest.mark.parametrize("wish", [DesiredState.CANCEL, DesiredState.DELETE])
+def test_all_requests_of_a_job_that_shall_end_are_withdrawn(wish: DesiredState) -> None:
+    race = waiting()
+    race.job = replace(race.job, wish=wish)
+    race.settle()
+    assert race.job.status is Status.CANCELLED
+    assert race.job.placements == ()
+    assert sorted(race.names(EffectKind.RELEASE)) == ["zone-a", "zone-b", "zone-c"]
+
+
+def test_a_job_that_asks_once_waits_for_one_zone() -> None:
+    race = Race(replace(Race().job, ask=1)).settle().accept_all()
+    assert race.names(EffectKind.REQUEST) == ["zone-a"]
+
+
+def test_two_accelerators_of_one_zone_are_not_asked_at_the_same_time() -> None:
+    choices = (A, Candidate("v5litepod-8", A.zone), B)
+    race = Race(replace(Race().job, choices=choices)).settle()
+    assert [request.candidate for request in race.job.requests] == [A, B]
+
+
+def test_a_resumed_job_keeps_the_requests_that_fit_its_job_file() -> None:
+    race = waiting()
+    race.job = replace(race.job, choices=(A, C), wish=DesiredState.RESTART)
+    race.settle()
+    assert [request.zone for request in race.job.requests] == ["zone-a", "zone-c"]
+    assert race.names(EffectKind.RELEASE) == ["zone-b"]
