@@ -39,6 +39,9 @@ MAX_DOUBLINGS = 5
 """The most doublings of the pause after a delete that fails."""
 LONGEST_DELETE_PAUSE = 600.0
 """The longest pause in seconds between two deletes of a slice, which costs money meanwhile."""
+BOOT_POLL_SECONDS = 900.0
+"""Seconds from the grant of a slice in which its zone is polled more often: slices boot in minutes,
+and cost money from READY on. One that boots for longer is probably broken."""
 SWEEP_SECONDS = 300.0
 """Seconds between polls of zones without known slices, because a forgotten slice costs money."""
 
@@ -151,16 +154,14 @@ class Releases:
         `checkpoints`, any program of this job counts.
         """
         for row in self.rows:
-            if row.ready is None or row.program == OldProgram.NEVER:
+            if row.ready is None or row.program in {OldProgram.NEVER, OldProgram.ENDED}:
                 continue
             same_folder = (
                 checkpoints is not None and self._checkpoint_folders.get(row.job) == checkpoints
             )
             if row.job != job_id and not same_folder:
                 continue
-            harmless = row.program == OldProgram.ENDED or (
-                row.program == OldProgram.FENCED and checkpoints is not None
-            )
+            harmless = row.program == OldProgram.FENCED and checkpoints is not None
             if harmless and now - self._known_since.get(row.name, now) > self._timeout:
                 continue
             poll = self._polls.newest(row.zone)
@@ -382,6 +383,10 @@ class ZoneWatch:
         now = self._clock()
         zones = {placement.zone for placement in self._placements()}
         zones |= {row.zone for row in self._releases.rows}
+        for placement in self._placements():
+            boots = placement.role is Role.STARTING and placement.booting_at is not None
+            if boots and now - (placement.booting_at or now) < BOOT_POLL_SECONDS:
+                self._polls.poll_soon(placement.zone)
         if now - self._swept_at > SWEEP_SECONDS:
             zones |= self._all_zones()
             self._swept_at = now
