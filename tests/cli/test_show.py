@@ -175,6 +175,25 @@ def test_show_prints_slices_held_back_and_their_price(a_job: Make) -> None:
     assert "held back" not in "\n".join(show_lines(a_job(), now=NOON))
 
 
+def test_show_prints_every_request_of_a_waiting_job(a_job: Make) -> None:
+    request = {"accelerator": "v4-16", "refusal": "", "asked": NOON - 120.0}
+    requests = [
+        request | {"name": "r-1", "zone": "us-central2-b", "role": "requested"},
+        request | {"name": "r-2", "zone": "local-a", "role": "starting"},
+        request | {"name": "r-3", "zone": "local-b", "role": "requested", "refusal": "no login"},
+    ]
+    job = a_job(status="WAITING", requests=requests, slice={"name": "r-2", "zone": "local-a"})
+    text = "\n".join(show_lines(job, now=NOON))
+    assert "slice    v4-16 in us-central2-b, requested 2 min ago: no capacity yet\n" in text
+    assert "v4-16 in local-a, requested 2 min ago: granted, its hosts boot\n" in text
+    assert "v4-16 in local-b, requested 2 min ago: no login\n" in text
+
+
+def test_show_prints_the_cost_of_slices_that_were_granted_too_late(a_job: Make) -> None:
+    text = "\n".join(show_lines(a_job(cost=4.0, cost_lost=1.0, cost_unused=0.25), now=NOON))
+    assert "cost     $4.00, of it $1.00 lost, $0.25 for slices that were granted too late" in text
+
+
 def test_show_prints_progress_and_metrics(a_job: Make) -> None:
     progress = {"step": 18400, "total": 50000, "loss": 2.3125, "rate": 9800.0, "item": "images",
                 "mfu": 0.412, "goodput": 0.93, "checkpoint": 18000}  # fmt: skip

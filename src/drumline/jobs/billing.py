@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from drumline.chips import LOCAL_ZONES, chip, price, region_of, slice_of, zone_offers
-from drumline.jobs.core.state import Candidate, Outcome
+from drumline.jobs.core.state import Candidate, OldProgram, Outcome
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.store.records import SliceRow
 from drumline.jobs.store.specs import StoredSpec
@@ -90,6 +90,11 @@ def cost_of_slices(
         # At least 0, because the wall clock may have been set back.
         total += rate * max(0.0, (row.gone or now) - row.ready) / 3600
     return round(total, 4) if known else None
+
+
+def unused_slices(rows: Iterable[SliceRow]) -> list[SliceRow]:
+    """Return the slices that ran no program, because another one was ready first."""
+    return [row for row in rows if row.program == OldProgram.NEVER]
 
 
 def cost_of_lost_steps(

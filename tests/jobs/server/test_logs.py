@@ -317,7 +317,7 @@ def memory_and_turns(shelf: Shelf, **query: Any) -> tuple[int, int]:
     async def others() -> None:
         nonlocal turns
         while True:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
             turns += 1
 
     async def scenario() -> int:

@@ -50,6 +50,35 @@ def test_a_job_runs_on_every_host_and_leaves_no_resources(shared: Installation) 
     shared.cloud_is_empty()
 
 
+def test_a_job_asks_in_several_zones_and_runs_where_it_is_granted_first(
+    shared: Installation,
+) -> None:
+    for zone in ("local-a", "local-b"):
+        shared.emulator("capacity", zone=zone, accelerator="v4-8", chips=0)
+    job = shared.count(40, accelerator="v4-8", zones=["local-a", "local-b"])
+
+    def waits_in_both_zones() -> bool:
+        requests = shared.client.show(job)["requests"]
+        return [one["zone"] for one in requests if one["role"] == "requested"] == [
+            "local-a",
+            "local-b",
+        ]
+
+    shared.until(lambda: len(shared.requests(job)) == 2 and waits_in_both_zones())
+    assert "no capacity in local-a and local-b" in shared.client.show(job)["reason"]
+    shared.emulator("capacity", zone="local-b", accelerator="v4-8", chips=None)
+    shared.reaches(job, "RUNNING")
+    shown = shared.client.show(job)
+    assert (shown["zone"], shown["requests"]) == ("local-b", [])
+    shared.until(lambda: len(shared.requests(job)) == 1, what="the other request to be deleted")
+    shared.emulator("capacity", zone="local-a", accelerator="v4-8", chips=None)
+    shared.emulator("preempt", target=job)
+    shown = shared.end(job)
+    assert (shown["status"], shown["preemptions"]) == ("SUCCEEDED", 1)
+    counted_without_gap(shared, job, 40, hosts=1)
+    shared.cloud_is_empty()
+
+
 def test_preempted_while_waiting_in_set_up_and_while_running(shared: Installation) -> None:
     shared.emulator("capacity", zone="local-a", accelerator="v4-8", chips=0)
     job = shared.count(60, accelerator="v4-8", setup="sleep 1", zones=["local-a"])

@@ -284,6 +284,8 @@ def _cost_text(job: Job, key: str) -> str:
         text += f", of it {DASH} lost"
     elif job.get(f"{key}_lost"):
         text += f", of it {format_dollars(job[f'{key}_lost'])} lost"
+    if job.get(f"{key}_unused"):
+        text += f", {format_dollars(job[f'{key}_unused'])} for slices that were granted too late"
     if job.get(f"{key}_per_hour"):
         text += f" so far, {format_dollars(job[f'{key}_per_hour'])} an hour now"
     return text
@@ -291,7 +293,9 @@ def _cost_text(job: Job, key: str) -> str:
 
 def slice_lines(job: Job, now: float) -> list[str]:
     """Return the slice of a job, with its cost."""
-    tpu_slice = job.get("slice")
+    tpu_slice, requests = job.get("slice"), job.get("requests") or []
+    if any(tpu_slice and request["name"] == tpu_slice["name"] for request in requests):
+        return [_request_line(request, now) for request in requests]
     if not tpu_slice:
         return ["released" if job.get("attempts") else "none yet"]
     facts = [f"{tpu_slice['name']} in {tpu_slice['zone']}", sanitize(tpu_slice.get("state") or "")]
@@ -306,6 +310,14 @@ def slice_lines(job: Job, now: float) -> list[str]:
         rate = format_dollars(job["would_cost_per_hour"])
         facts.append(f"would be about {rate} an hour on Google")
     return [", ".join(fact for fact in facts if fact)]
+
+
+def _request_line(request: Job, now: float) -> str:
+    """Return what became of a request so far."""
+    state = {"requested": "no capacity yet", "starting": "granted, its hosts boot"}
+    text = sanitize(request["refusal"]) or state.get(request["role"], request["role"])
+    asked = format_duration(max(0.0, now - request["asked"]))
+    return f"{request['accelerator']} in {request['zone']}, requested {asked} ago: {text}"
 
 
 def _held_back_lines(job: Job) -> list[str]:

@@ -137,14 +137,23 @@ class Releases:
             job: known[job] if job in known else self._checkpoints_of(job) for job in jobs
         }
         self._known_since = {row.name: self._known_since.get(row.name, now) for row in self.rows}
-        self._record_ended_programs()
+        self._record_observations()
 
-    def _record_ended_programs(self) -> None:
-        """Record the slices that run nothing, because a deletion makes them look alive again."""
+    def _record_observations(self) -> None:
+        """Record slices that were granted after their release, and slices that run nothing.
+
+        A slice that was granted late costs money until it is deleted. And a deletion makes slices
+        look alive that have ended before.
+        """
         for row in self.rows:
             poll = self._polls.newest(row.zone)
             listed = poll.placements.get(row.name) if poll else None
-            if listed is not None and not listed.may_run and row.program != OldProgram.ENDED:
+            if listed is None:
+                continue
+            if row.program == OldProgram.NEVER:
+                if row.ready is None and listed.endpoints:
+                    self._store.record_ready(row.name, self._wall())
+            elif not listed.may_run and row.program != OldProgram.ENDED:
                 self._store.record_program(row.name, OldProgram.ENDED)
 
     def may_still_run(self, job_id: str, checkpoints: str | None, now: float) -> bool:

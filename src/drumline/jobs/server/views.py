@@ -12,6 +12,7 @@ from drumline.jobs.billing import (
     Prices,
     cost_of_lost_steps,
     cost_of_slices,
+    unused_slices,
 )
 from drumline.jobs.controller.outputs import problems
 from drumline.jobs.core.state import Candidate, Job, Placement, Status
@@ -209,6 +210,9 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "steps_again": count_repeated_steps(steps.values()),
         "cost": cost_of_slices(slices, record.spec, time.time(), prices.per_hour),
         "cost_lost": cost_of_lost_steps(attempts, steps, slices, record.spec, prices.per_hour),
+        "cost_unused": cost_of_slices(
+            unused_slices(slices), record.spec, time.time(), prices.per_hour
+        ),
         **_would_cost(attempts, steps, slices, record.spec, prices),
     }
 
@@ -247,13 +251,24 @@ def _would_cost(
     rate_of = prices.would_per_hour
     total = cost_of_slices(slices, spec, time.time(), rate_of)
     if total is None:
-        return {"would_cost": None, "would_cost_lost": None, "would_cost_zones": []}
+        unknown = dict.fromkeys(("would_cost", "would_cost_lost", "would_cost_unused"))
+        return unknown | {"would_cost_zones": []}
     zones = [prices.reference_zone(row.accelerator, row.zone, spec.capacity) for row in slices]
     return {
         "would_cost": total,
         "would_cost_lost": cost_of_lost_steps(attempts, steps, slices, spec, rate_of),
+        "would_cost_unused": cost_of_slices(unused_slices(slices), spec, time.time(), rate_of),
         "would_cost_zones": [*dict.fromkeys(zone for zone in zones if zone)],
     }
+
+
+def _zones_in_order(zones: Sequence[str], ask: int) -> str:
+    """Format zones as `a, b and c at the same time, then d`, or as `a, then b`."""
+    first = zones[:ask]
+    text = first[0]
+    if len(first) > 1:
+        text = f"{', '.join(first[:-1])} and {first[-1]} at the same time"
+    return ", then ".join([text, *zones[ask:]])
 
 
 def plan_lines(
@@ -275,7 +290,8 @@ def plan_lines(
     lines = [
         f"would request {first.accelerator} ({spec.capacity}, {tpu_slice.chips} chips, {hosts}"
         f"{cost_per_hour})"
-        f" in {', then '.join(zones)}" + (f"; then {', '.join(others)}" if others else "")
+        f" in {_zones_in_order(zones, spec.ask)}"
+        + (f"; then {', '.join(others)}" if others else "")
     ]
     lines += [f"  {line}" for line in settings.lines()]
     steps = []

@@ -495,6 +495,10 @@ class Store:
         """Record what is known of the program on a slice that is being deleted."""
         self._db.execute("UPDATE slices SET program = ? WHERE name = ?", (program.value, name))
 
+    def record_ready(self, name: str, now: float) -> None:
+        """Record that a slice was granted and costs money."""
+        self._db.execute("UPDATE slices SET ready = coalesce(ready, ?) WHERE name = ?", (now, name))
+
     def gone(self, name: str, now: float) -> None:
         """Record that a slice is gone from the cloud."""
         self._db.execute("UPDATE slices SET gone = ? WHERE name = ?", (now, name))
