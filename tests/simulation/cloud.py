@@ -57,6 +57,9 @@ REFUSALS = (
 
 DELETE_SECONDS = 60.0
 NEVER = 1e9
+EQUAL_BOOT = 90.0
+LATE_DELETION = (60.0, 900.0)
+"""The seconds after which a deletion begins, if deletions begin late."""
 CREATION_ERRORS = (*REFUSALS, UNAVAILABLE, INTERNAL)
 """Errors of the operation of an accepted creation. None of them ends a job."""
 
@@ -86,6 +89,11 @@ class Conditions:
     """The longest time in seconds for which a new request is missing in listings and lookups."""
     failed_boots: float = 0.0
     """The share of slices that are granted and never become READY."""
+    equal_boots: bool = False
+    """True if all slices boot in the same time, so that several are READY in the same second."""
+    late_deletions: bool = False
+    """True if the deletion of a request begins minutes after it was accepted. The request may be
+    granted meanwhile."""
     endless_deletions: bool = False
     """True if a slice that is deleted now stays DELETING for ever. Its hosts do not respond, and
     its program runs on."""
@@ -138,6 +146,8 @@ class SimulatedCloud:
         """The times of the first and the last call to delete each slice, also if they failed."""
         self.undeletable: set[str] = set()
         """Slices that will stay DELETING for ever once they are deleted."""
+        self._late_deletions: set[str] = set()
+        """The placements whose deletion has been accepted and begins late."""
         self._operations: dict[str, OperationState] = {}
         self._hidden_until: dict[str, float] = {}
         self.request_checks: list[Callable[[str], None]] = []
@@ -208,7 +218,8 @@ class SimulatedCloud:
         if self.conditions.failed_boots and self._stream.bernoulli(self.conditions.failed_boots):
             self._environment.note("never boots", _short(node.spec.name))
             return
-        await asyncio.sleep(self._stream.delay(40.0, 400.0, 0.05))
+        seconds = self._stream.delay(40.0, 400.0, 0.05)
+        await asyncio.sleep(EQUAL_BOOT if self.conditions.equal_boots else seconds)
         if self._hosts_of.get(node.uid) is not hosts:
             return
         for host in hosts:
@@ -382,8 +393,23 @@ class SimulatedCloud:
         await self._call("release")
         if self._stream.bernoulli(self.conditions.lost_deletes):
             raise CONFLICT
-        parent = f"projects/{PROJECT}/locations/{zone}"
         self._environment.note("released", name)
+        node = self.fleet.nodes.get(f"projects/{PROJECT}/locations/{zone}/nodes/{name}")
+        if self.conditions.late_deletions and (node is None or node.state is not NodeState.READY):
+            if name not in self._late_deletions:
+                self._late_deletions.add(name)
+                self._environment.spawn(self._delete_late(zone, name, slices))
+        else:
+            self._delete(zone, name, slices)
+        await self._answer()
+
+    async def _delete_late(self, zone: str, name: str, slices: Sequence[str]) -> None:
+        await asyncio.sleep(self._stream.uniform(*LATE_DELETION))
+        self._environment.note("deletion begins", name)
+        self._delete(zone, name, slices)
+
+    def _delete(self, zone: str, name: str, slices: Sequence[str]) -> None:
+        parent = f"projects/{PROJECT}/locations/{zone}"
         self._begin_endless_deletion(f"{parent}/nodes/{name}")
         try:
             self.fleet.delete_request(f"{parent}/queuedResources/{name}", force=True)
@@ -392,7 +418,6 @@ class SimulatedCloud:
                 if f"{parent}/nodes/{node}" in self.fleet.nodes:
                     self.fleet.delete_node(f"{parent}/nodes/{node}")
         self.notify()
-        await self._answer()
 
     def _begin_endless_deletion(self, node_name: str) -> None:
         """Let the deletion of a node with hosts never end, if this is a current fault."""

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from drumline.jobs.core.state import DesiredState, Job, Outcome, Status
+from drumline.jobs.core.state import DesiredState, Job, Outcome, Role, Status
 from tests.simulation.cloud import SimulatedCloud
 from tests.simulation.environment import Environment
 from tests.simulation.hosts import OUTPUT
@@ -22,6 +22,8 @@ LATE = 300.0
 """Seconds after the answer to a cancel within which a program may still start, because a slow host
 may still execute an earlier start.
 """
+OTHER_REQUESTS_KEPT = 3600.0
+"""Seconds after the start of a program within which the job withdraws its other requests."""
 DELETE_REPEATED = 3600.0
 """Seconds within which the deletion of a slice is repeated."""
 SPIN_WINDOW, SPINNING = 600.0, 20_000
@@ -119,6 +121,12 @@ class Invariants:
         self._request_times.append(self._environment.now())
         if row.fetchone() is None:
             self._environment.fail(f"{name} was requested but is in no record")
+        record = service.supervisor.record(name.split("-")[2])
+        zones = [request.zone for request in record.job.requests] if record else []
+        if record is not None and (len(zones) > record.job.ask or len({*zones}) < len(zones)):
+            self._environment.fail(
+                f"{record.job.id} asks in {', '.join(zones)}, and may ask in {record.job.ask} zones"
+            )
 
     def _program_starts(self, job: str, attempt: int, host: str) -> None:
         environment, job_id = self._environment, job.partition("@")[0]
@@ -189,6 +197,7 @@ class Invariants:
                 self._environment.fail(f"the server spins: {loop.steps - earlier} callbacks")
             earlier = loop.steps
             self._check_kept_slices()
+            self._check_races()
             self._check_cancelled_programs()
 
     def _check_cancelled_programs(self) -> None:
@@ -208,6 +217,19 @@ class Invariants:
             if record is not None and record.job.status is Status.CANCELLED:
                 text = f"{run.job} is CANCELLED, and its attempt {run.attempt} runs"
                 environment.fail(f"{text} on {run.host.name}")
+
+    def _check_races(self) -> None:
+        """Check that a job uses one slice, and keeps no other requests while its program runs."""
+        service = self._server.service
+        for record in service.supervisor.records.values() if service else ():
+            job = record.job
+            active = [p.name for p in job.placements if p.role is Role.ACTIVE]
+            if len(active) > 1:
+                self._environment.fail(f"{job.id} uses {' and '.join(active)} at the same time")
+            started = job.attempt.running_at if job.attempt else None
+            now = self._environment.now()
+            if job.requests and started is not None and now - started > OTHER_REQUESTS_KEPT:
+                self._environment.fail(f"{job.id} runs, and still requests {job.requests[0].name}")
 
     def _check_kept_slices(self) -> None:
         """Check that no slice is kept after its user deleted the job."""

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from drumline.hosts import driver
 from drumline.jobs.controller import polling, sessions, slices, supervisor
 from drumline.jobs.controller.tasks import RateLimit
-from drumline.jobs.core import causes, diagnosis, lifecycle, outcomes, outputs
+from drumline.jobs.core import causes, diagnosis, lifecycle, outcomes, outputs, requests
 from drumline.jobs.core.state import (
     Attempt,
     CauseKind,
@@ -26,6 +26,7 @@ from drumline.jobs.core.state import (
     OldProgram,
     Outcome,
     PlacementObservation,
+    Role,
 )
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.folders import Folders
@@ -374,6 +375,79 @@ def a_silent_program_counts_as_ended() -> AbstractContextManager[Any]:
     return patch.object(supervisor.Supervisor, "_old_program", lambda *_: OldProgram.ENDED)
 
 
+def other_requests_are_kept_while_the_program_runs() -> AbstractContextManager[Any]:
+    """Never withdraw the requests of a job whose slices run the program."""
+    real = outcomes.release_unneeded
+
+    def release_unneeded(decision: Decision, observations: Any) -> Decision:
+        if decision.job.status.ended:
+            return real(decision, observations)
+        return decision
+
+    return patch("drumline.jobs.core.lifecycle.release_unneeded", release_unneeded)
+
+
+def all_ready_slices_become_active() -> AbstractContextManager[Any]:
+    """Make slices active that are ready while others of the job are."""
+    real = requests._take_ready_slices
+
+    def take(job: Job, placement: Any, *rest: Any) -> Decision:
+        actives = tuple(p for p in job.placements if p.role is Role.ACTIVE)
+        decision = real(job.without(*actives), placement, *rest)
+        restored = replace(decision.job, placements=(*actives, *decision.job.placements))
+        return replace(decision, job=restored)
+
+    return patch.object(requests, "_take_ready_slices", take)
+
+
+def an_attempt_moves_to_another_slice() -> AbstractContextManager[Any]:
+    """Continue the attempt of a lost slice on the next one."""
+    real = outcomes.after_preemption
+
+    def after_preemption(job: Job, *rest: Any, **more: Any) -> Decision:
+        decision = real(job, *rest, **more)
+        if decision.job.status.ended or job.attempt is None:
+            return decision
+        attempt = Attempt(job.attempt.number, job.attempt.started_at)
+        return replace(decision, job=replace(decision.job, attempt=attempt), ended=())
+
+    return _all_of(
+        patch.object(lifecycle, "after_preemption", after_preemption),
+        patch("drumline.jobs.core.diagnosis.after_preemption", after_preemption),
+    )
+
+
+def a_job_asks_in_every_zone() -> AbstractContextManager[Any]:
+    """Ignore `ask`."""
+    real = requests._ask
+
+    def ask(decision: Decision, *rest: Any) -> Decision:
+        limit = decision.job.ask
+        wider = real(replace(decision, job=replace(decision.job, ask=99)), *rest)
+        return replace(wider, job=replace(wider.job, ask=limit))
+
+    return patch.object(requests, "_ask", ask)
+
+
+def a_released_slice_counts_as_never_used() -> AbstractContextManager[Any]:
+    """Take each released slice for one that lost a race."""
+    return patch.object(supervisor.Supervisor, "_old_program", lambda *_: OldProgram.NEVER)
+
+
+def all_attempts_of_a_job_have_one_fencing_number() -> AbstractContextManager[Any]:
+    """Keep the fencing number of a job for its next slice, so that its old program can write."""
+    real = supervisor.Supervisor.apply
+
+    def apply(self: Any, before: Job, decision: Decision, spec: Any = None) -> None:
+        attempt = decision.job.attempt
+        if attempt is not None and not attempt.fence:
+            attempt = replace(attempt, fence=int(decision.job.id))
+            decision = replace(decision, job=replace(decision.job, attempt=attempt))
+        real(self, before, decision, spec)
+
+    return patch.object(supervisor.Supervisor, "apply", apply)
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     releases_are_dropped,
     a_program_starts_while_the_old_one_runs,
@@ -411,6 +485,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     a_deletion_is_not_repeated,
     a_silent_program_counts_as_ended,
     the_last_outputs_are_not_copied,
+    other_requests_are_kept_while_the_program_runs,
+    all_ready_slices_become_active,
+    an_attempt_moves_to_another_slice,
+    a_job_asks_in_every_zone,
+    a_released_slice_counts_as_never_used,
+    all_attempts_of_a_job_have_one_fencing_number,
 )
 
 

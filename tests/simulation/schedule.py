@@ -131,6 +131,13 @@ _MORE_FAULTS: tuple[tuple[str, float, float], ...] = (
     ("deletions never end", 0.5, 1800.0),
 )
 """Drawn from a separate stream, so that they do not change the other draws."""
+_FAULTS_OF_RACES: tuple[tuple[str, float, float], ...] = (
+    ("slices boot in the same time", 1.0, 5400.0),
+    ("deletions begin late", 1.0, 3600.0),
+    ("no quota in two zones", 0.7, 3600.0),
+    ("no capacity anywhere", 0.5, 5400.0),
+)
+"""Faults for jobs that ask in several zones, from another separate stream."""
 _VERBS: tuple[tuple[str, float], ...] = (
     ("cancel", 3.0),
     ("resume", 3.0),
@@ -171,11 +178,13 @@ def generate_schedule(seed: int) -> Schedule:
                 # Two people give commands on one job at nearly the same time.
                 other = stream.choice(_VERBS)[0]
                 incidents.append(Incident(at + stream.uniform(0, 3.0), other, target))
-    extra = Stream(f"{seed} more faults")
-    for kind, mean_count, duration in _MORE_FAULTS:
-        for _ in range(_poisson(extra, mean_count * intensity)):
-            at, seconds = extra.uniform(0, fault_period), duration * extra.expovariate(1.0)
-            incidents.append(Incident(at, kind, extra.randrange(1 << 16), seconds, extra.random()))
+    for name, faults in (("more faults", _MORE_FAULTS), ("races", _FAULTS_OF_RACES)):
+        extra = Stream(f"{seed} {name}")
+        for kind, mean_count, duration in faults:
+            for _ in range(_poisson(extra, mean_count * intensity)):
+                at, seconds = extra.uniform(0, fault_period), duration * extra.expovariate(1.0)
+                target = extra.randrange(1 << 16)
+                incidents.append(Incident(at, kind, target, seconds, extra.random()))
     incidents.sort(key=lambda incident: incident.at)
     # Drawn from a separate stream, like the chips below.
     homes = Stream(f"{seed} homes")

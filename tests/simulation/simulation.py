@@ -11,6 +11,7 @@ from pathlib import Path
 
 from drumline.cloud.google.errors import RULES, classify
 from drumline.cloud.model.errors import RpcStatus
+from drumline.cloud.model.resources import Tier
 from drumline.jobs.core.refusals import RefusalAction, action_for
 from tests.simulation.cloud import Conditions, SimulatedCloud
 from tests.simulation.environment import Environment, RandomStreams
@@ -286,6 +287,25 @@ class Simulation:
                 cloud.hang_deletions(True)
                 await asyncio.sleep(incident.seconds)
                 cloud.hang_deletions(False)
+            case "slices boot in the same time":
+                conditions.equal_boots = True
+                await asyncio.sleep(incident.seconds)
+                conditions.equal_boots = False
+            case "deletions begin late":
+                conditions.late_deletions = True
+                await asyncio.sleep(incident.seconds)
+                conditions.late_deletions = False
+            case "no quota in two zones":
+                others = [other for other in ZONES if other != zone]
+                fleet.limits.quota |= {other: {Tier.SPOT: 0} for other in others}
+                await asyncio.sleep(incident.seconds)
+                for other in others:
+                    fleet.limits.quota.pop(other, None)
+            case "no capacity anywhere":
+                fleet.limits.capacity |= {everywhere: {"v5e": 0} for everywhere in ZONES}
+                await asyncio.sleep(incident.seconds)
+                fleet.limits.capacity |= {everywhere: {"v5e": CHIPS} for everywhere in ZONES}
+                cloud.notify()
             case "deletions never end":
                 conditions.endless_deletions = True
                 await asyncio.sleep(incident.seconds)
