@@ -249,6 +249,21 @@ def test_a_crowded_zone_gets_only_first_requests() -> None:
     assert [request.zone for request in only_b.job.requests] == ["zone-b", "zone-c"]
 
 
+def test_unreliable_zones_are_asked_last() -> None:
+    race = Race(replace(Race().job, ask=2), zones={A: ZoneStatus(reliable=False)}).settle()
+    assert [request.zone for request in race.job.requests] == ["zone-b", "zone-c"]
+
+
+def test_a_job_with_reserved_capacity_waits_longer_for_a_zone() -> None:
+    race = Race(replace(Race().job, choices=(A, B), ask=1, patience=36.0))
+    race.zones[B] = ZoneStatus()
+    race.settle().accept_all()
+    race.becomes("zone-a", PlacementState.QUEUED).passes(10 * TIMEOUTS.waiting)
+    assert [request.zone for request in race.job.requests] == ["zone-a"]
+    race.passes(30 * TIMEOUTS.waiting)
+    assert [request.zone for request in race.job.requests] == ["zone-b"]
+
+
 def test_an_invalid_request_ends_the_job_and_withdraws_the_others() -> None:
     race = Race().settle().refuse("zone-b", INVALID)
     assert race.job.status is Status.FAILED

@@ -29,6 +29,7 @@ from drumline.jobs.core.state import (
     Timeouts,
 )
 from drumline.jobs.core.steps import Steps
+from drumline.jobs.core.zone_history import MAX_EVENTS, ZoneEvent, ZoneEventKind
 from drumline.jobs.store.metrics import Point
 from drumline.jobs.store.records import SliceRow, Store
 from drumline.jobs.store.schema import SchemaError
@@ -126,6 +127,16 @@ def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
     assert [r.name for r in store.releasing()] == [placement.name]
     store.gone(placement.name, 12.0)
     assert store.releasing() == []
+
+
+def test_the_newest_events_of_each_zone_are_kept(store: Store) -> None:
+    candidate, other = Candidate("v4-8", "local-a"), Candidate("v4-8", "local-b")
+    store.add_zone_event(other, ZoneEvent(1.0, ZoneEventKind.REFUSED, 0.0))
+    for number in range(MAX_EVENTS + 3):
+        store.add_zone_event(candidate, ZoneEvent(float(number), ZoneEventKind.GRANTED, 60.0))
+    events = store.zone_events()
+    assert [event.at for event in events[candidate]] == [3.0 + n for n in range(MAX_EVENTS)]
+    assert events[other] == [ZoneEvent(1.0, ZoneEventKind.REFUSED, 0.0)]
 
 
 def test_a_stray_that_was_thought_gone_is_released_again(store: Store) -> None:

@@ -317,7 +317,14 @@ def _request_line(request: Job, now: float) -> str:
     state = {"requested": "no capacity yet", "starting": "granted, its hosts boot"}
     text = sanitize(request["refusal"]) or state.get(request["role"], request["role"])
     asked = format_duration(max(0.0, now - request["asked"]))
-    return f"{request['accelerator']} in {request['zone']}, requested {asked} ago: {text}"
+    line = f"{request['accelerator']} in {request['zone']}, requested {asked} ago: {text}"
+    history = request.get("history") or {}
+    facts = []
+    if history.get("wait") is not None:
+        facts.append(f"usually ready after {format_duration(history['wait'])}")
+    if history.get("life") is not None:
+        facts.append(f"half are lost within {format_duration(history['life'])}")
+    return f"{line} ({', '.join(facts)})" if facts else line
 
 
 def _held_back_lines(job: Job) -> list[str]:

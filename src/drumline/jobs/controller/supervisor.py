@@ -35,6 +35,7 @@ from drumline.jobs.core.availability import Availability, Zones
 from drumline.jobs.core.causes import has_failed
 from drumline.jobs.core.outcomes import after_internal_error
 from drumline.jobs.core.state import (
+    Candidate,
     Decision,
     DesiredState,
     Effect,
@@ -47,6 +48,7 @@ from drumline.jobs.core.state import (
     Role,
     Status,
 )
+from drumline.jobs.core.zone_history import ZoneSummary
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.pruning import prune_code, prune_rows, remove_drafts
 from drumline.jobs.store.records import Record, Store, UnreadableJobError
@@ -104,7 +106,9 @@ class Supervisor:
         self._wall = wall
         limit = RateLimit(config.requests_per_minute, clock)
         self._requests = SliceRequests(cloud, store.owner, public_key, limit, config.slice_settings)
-        self._availability = Availability(config.zone_backoff_scale, clock)
+        self._availability = Availability(
+            config.zone_backoff_scale, clock, store.zone_events(), store.add_zone_event
+        )
         self._last_inputs: dict[str, DecisionInputs] = {}
         """The inputs of the last decision on each job without a placement."""
         self.host_history = HostHistory(store.hosts, wall)
@@ -277,6 +281,10 @@ class Supervisor:
             pattern = self.records[job.id].spec.progress
             self.heartbeats.update(job.id, job.attempt.number, reports, pattern)
 
+    def zone_summary(self, candidate: Candidate) -> ZoneSummary:
+        """Return what this home has seen of a zone and accelerator."""
+        return self._availability.summary(candidate)
+
     def kept_for(self, job: Job) -> float | None:
         """Return the seconds until a cancelled job's slices are released; None without any."""
         if job.active is None or job.kept_until is None or not job.status.ended:
@@ -387,7 +395,11 @@ class Supervisor:
             self._close_session(job.id, ended.attempt.number)
             self.heartbeats.end(job.id, ended.attempt.number)
         if job.active and (before.active is None or before.active.name != job.active.name):
-            self._availability.record_grant(job.active.candidate)
+            waited = (job.active.ready_at or self._clock()) - job.active.asked_at
+            self._availability.record_grant(job.active.candidate, waited)
+        if before.active and any(e.outcome is Outcome.PREEMPTED for e in decision.ended):
+            lived = self._clock() - (before.active.ready_at or self._clock())
+            self._availability.record_loss(before.active.candidate, lived)
         for effect in decision.effects:
             self._act(job, effect)
         if not job.status.ended:
@@ -466,7 +478,10 @@ class Supervisor:
                     self._attempt_runner.run(job, placement)
                 self.outputs.start_copy(job)
             case EffectKind.NO_CAPACITY:
-                self._availability.record_shortage(placement.candidate, effect.reason, effect.words)
+                waited = self._clock() - placement.asked_at
+                self._availability.record_shortage(
+                    placement.candidate, effect.reason, effect.words, effect.fault, waited
+                )
             case EffectKind.POLL | EffectKind.RELEASE:
                 self.polls.poll_soon(placement.zone)
 

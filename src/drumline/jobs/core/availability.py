@@ -3,13 +3,24 @@
 A zone without capacity gets a backoff, which doubles with each shortage (multiplicative increase)
 and shrinks in steps as requests are filled there (additive decrease). A preemption closes no zone,
 because a zone that preempts slices also grants them, and closing it would make capacity oscillate.
+A zone that refuses requests or preempts slices soon is asked after the others (`zone_history`).
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from drumline.chips import slice_of
 from drumline.jobs.core.state import Candidate, Job, Role, ZoneStatus
+from drumline.jobs.core.zone_history import (
+    EARLY_LOSS,
+    MAX_EVENTS,
+    ZoneEvent,
+    ZoneEventKind,
+    ZoneSummary,
+    summarize,
+)
+from drumline.observed import FaultKind
 
 FIRST_BACKOFF = 30.0
 """Seconds without requests after the first shortage of a zone."""
@@ -25,6 +36,7 @@ CROWDED = PENDING_LIMIT // 2
 that nobody waits behind the second and third requests of others."""
 
 Zones = Mapping[Candidate, ZoneStatus]
+Events = Mapping[Candidate, Sequence[ZoneEvent]]
 
 
 @dataclass
@@ -33,6 +45,7 @@ class _Backoff:
     until: float = 0.0
     reason: str = ""
     words: str = ""
+    fault: FaultKind = FaultKind.STOCKOUT
 
 
 @dataclass
@@ -44,14 +57,24 @@ class ZoneBackoff:
     _backoffs: dict[Candidate, _Backoff] = field(default_factory=dict)
 
     def record_shortage(
-        self, candidate: Candidate, reason: str, now: float, words: str = ""
-    ) -> None:
-        """Increase the backoff after a request that was not filled."""
+        self,
+        candidate: Candidate,
+        reason: str,
+        now: float,
+        words: str = "",
+        fault: FaultKind = FaultKind.STOCKOUT,
+    ) -> bool:
+        """Increase the backoff after a request that was not filled.
+
+        Return False if the zone was closed already: requests that fail together count once.
+        """
         backoff = self._backoffs.setdefault(candidate, _Backoff())
-        if now >= backoff.until:
+        first = now >= backoff.until
+        if first:
             backoff.seconds = min(backoff.seconds * 2 or FIRST_BACKOFF, LONGEST_BACKOFF)
         backoff.until = now + backoff.seconds * self.scale
-        backoff.reason, backoff.words = reason, words
+        backoff.reason, backoff.words, backoff.fault = reason, words, fault
+        return first
 
     def record_grant(self, candidate: Candidate) -> None:
         """Decrease the backoff after a request that was filled."""
@@ -63,26 +86,58 @@ class ZoneBackoff:
         if backoff.seconds <= 0:
             del self._backoffs[candidate]
 
-    def status(self, candidate: Candidate, pending: int, now: float) -> ZoneStatus:
+    def status(
+        self, candidate: Candidate, pending: int, now: float, *, reliable: bool = True
+    ) -> ZoneStatus:
         """Return the status of a zone in which `pending` requests of this database wait."""
         backoff = self._backoffs.get(candidate)
         if backoff is not None and now < backoff.until:
             return ZoneStatus(open=False, reason=backoff.reason, words=backoff.words)
+        smaller = self._short_smaller_slice(candidate, now)
+        if smaller is not None:
+            reason = f"no capacity in {candidate.zone}, not even for {smaller}"
+            return ZoneStatus(open=False, reason=reason)
         if pending >= PENDING_LIMIT:
             return ZoneStatus(
                 open=False,
                 reason=f"behind {pending} requests for {candidate.accelerator} in {candidate.zone}",
             )
-        return ZoneStatus(crowded=pending >= CROWDED)
+        return ZoneStatus(crowded=pending >= CROWDED, reliable=reliable)
+
+    def _short_smaller_slice(self, candidate: Candidate, now: float) -> str | None:
+        """Return a smaller accelerator that the zone is out of: it is out of larger ones, too."""
+        own = slice_of(candidate.accelerator)
+        for other, backoff in self._backoffs.items():
+            out = backoff.fault is FaultKind.STOCKOUT and now < backoff.until
+            if other.zone != candidate.zone or not out:
+                continue
+            smaller = slice_of(other.accelerator)
+            if smaller.generation == own.generation and smaller.chips < own.chips:
+                return other.accelerator
+        return None
 
 
 class Availability:
-    """The zones in one round of the supervisor."""
+    """The zones in one round of the supervisor, and what was seen of them before."""
 
-    def __init__(self, scale: float, clock: Callable[[], float]) -> None:
-        """`scale` is a factor on each backoff."""
+    def __init__(
+        self,
+        scale: float,
+        clock: Callable[[], float],
+        events: Events,
+        on_event: Callable[[Candidate, ZoneEvent], None],
+    ) -> None:
+        """Continue with the `events` of earlier servers. `on_event` saves a new one.
+
+        `scale` is a factor on each backoff, and on the time in which a loss is early.
+        """
         self._backoff = ZoneBackoff(scale=scale)
+        self._early_loss = EARLY_LOSS * scale
         self._clock = clock
+        self._on_event = on_event
+        self._events = {
+            candidate: deque(newest, maxlen=MAX_EVENTS) for candidate, newest in events.items()
+        }
         self._pending: Counter[Candidate] = Counter()
         """The number of requests that wait in the cloud."""
         self._zones: dict[tuple[Candidate, ...], Zones] = {}
@@ -104,7 +159,12 @@ class Availability:
         if zones is None:
             now = self._clock()
             zones = {
-                candidate: self._backoff.status(candidate, self._pending[candidate], now)
+                candidate: self._backoff.status(
+                    candidate,
+                    self._pending[candidate],
+                    now,
+                    reliable=self.summary(candidate).reliable,
+                )
                 for candidate in candidates
             }
             # An equal result is the same object, so that comparing two of them is quick.
@@ -113,16 +173,40 @@ class Availability:
             self._zones[candidates] = self._last_zones[candidates] = zones
         return zones
 
+    def summary(self, candidate: Candidate) -> ZoneSummary:
+        """Return what was seen of a zone and accelerator."""
+        events = self._events.get(candidate, ())
+        return summarize([*events], self._clock(), self._early_loss)
+
     def record_request(self, candidate: Candidate) -> None:
         """Count one more waiting request."""
         self._pending[candidate] += 1
         self._zones.clear()
 
-    def record_shortage(self, candidate: Candidate, reason: str, words: str = "") -> None:
-        """Increase the backoff after a request that was not filled."""
-        self._backoff.record_shortage(candidate, reason, self._clock(), words)
+    def record_shortage(
+        self,
+        candidate: Candidate,
+        reason: str,
+        words: str = "",
+        fault: FaultKind = FaultKind.STOCKOUT,
+        waited: float = 0.0,
+    ) -> None:
+        """Increase the backoff after a request that was not filled in `waited` seconds."""
+        first = self._backoff.record_shortage(candidate, reason, self._clock(), words, fault)
+        if first and fault is FaultKind.STOCKOUT:
+            self._record(candidate, ZoneEventKind.REFUSED, waited)
         self._zones.clear()
 
-    def record_grant(self, candidate: Candidate) -> None:
-        """Decrease the backoff after a request that was filled."""
+    def record_grant(self, candidate: Candidate, waited: float) -> None:
+        """Decrease the backoff after a request that was filled in `waited` seconds."""
         self._backoff.record_grant(candidate)
+        self._record(candidate, ZoneEventKind.GRANTED, waited)
+
+    def record_loss(self, candidate: Candidate, lived: float) -> None:
+        """Record that a slice was lost `lived` seconds after it was ready."""
+        self._record(candidate, ZoneEventKind.LOST, lived)
+
+    def _record(self, candidate: Candidate, kind: ZoneEventKind, seconds: float) -> None:
+        event = ZoneEvent(self._clock(), kind, round(max(0.0, seconds), 1))
+        self._events.setdefault(candidate, deque(maxlen=MAX_EVENTS)).append(event)
+        self._on_event(candidate, event)

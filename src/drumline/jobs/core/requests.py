@@ -79,11 +79,14 @@ def follow_other_requests(
 def _ask(decision: Decision, observations: Observations, now: float) -> Decision:
     """Add requests in open zones until the job has `ask` of them, at most one in each zone.
 
-    A zone in which many requests wait gets only first requests, so that no job waits behind the
-    second and third requests of others.
+    The order is that of the job file, from the zone that last had slices, but unreliable zones come
+    last. A zone in which many requests wait gets only first requests, so that no job waits behind
+    the second and third requests of others.
     """
     job = decision.job
-    for candidate in [*job.choices[job.next_choice :], *job.choices[: job.next_choice]]:
+    ordered = [*job.choices[job.next_choice :], *job.choices[: job.next_choice]]
+    ordered.sort(key=lambda c: not observations.zones.get(c, ZoneStatus()).reliable)
+    for candidate in ordered:
         requests = decision.job.requests
         if len(requests) >= job.ask:
             break
@@ -189,7 +192,9 @@ def _drop(
         action = RefusalAction.NEXT_CANDIDATE  # the cloud has granted the same request elsewhere
     match action:
         case RefusalAction.NEXT_CANDIDATE:
-            decision = _try_next_candidate(job, placement, refusal.message, refusal.words)
+            decision = _try_next_candidate(
+                job, placement, refusal.message, refusal.words, fault.kind
+            )
             return release_if_blocking(decision, fault)
         case RefusalAction.RETRY:
             new = _repeated(placement, refusal, now, timeouts)
@@ -227,7 +232,9 @@ def _lose_request(
     The attempt continues if the job has other requests. If it has active slices, it lost nothing.
     """
     if job.active is not None:
-        return _try_next_candidate(job, placement, refusal.message, refusal.words)
+        return _try_next_candidate(
+            job, placement, refusal.message, refusal.words, refusal.fault.kind
+        )
     # Back off, because the cloud may preempt every slice before it is ready.
     job = with_backoff(job, now, timeouts)
     if leaves_candidate(refusal.fault, job.refusals):
@@ -235,7 +242,13 @@ def _lose_request(
     return after_preemption(job, placement, refusal.text, now)
 
 
-def _try_next_candidate(job: Job, placement: Placement, reason: str, words: str = "") -> Decision:
+def _try_next_candidate(
+    job: Job,
+    placement: Placement,
+    reason: str,
+    words: str = "",
+    fault: FaultKind = FaultKind.STOCKOUT,
+) -> Decision:
     """Drop a request, and leave its zone alone for a while. The attempt continues elsewhere."""
     index = job.next_choice
     if placement.candidate in job.choices:
@@ -245,7 +258,7 @@ def _try_next_candidate(job: Job, placement: Placement, reason: str, words: str 
     return Decision(
         _waiting(job, text),
         effects=(
-            Effect(EffectKind.NO_CAPACITY, placement, reason, words),
+            Effect(EffectKind.NO_CAPACITY, placement, reason, words, fault),
             Effect(EffectKind.RELEASE, placement, reason),
         ),
         events=(Event("waiting", text),),
@@ -300,7 +313,7 @@ def _follow(
     other_candidate_open = any(
         status.open for candidate, status in observations.zones.items() if candidate not in asked
     )
-    if waited > timeouts.waiting and other_candidate_open and job.active is None:
+    if waited > timeouts.waiting * job.patience and other_candidate_open and job.active is None:
         reason = f"no capacity in {placement.zone} for {format_duration(waited)}"
         return _try_next_candidate(job, placement, reason)
     return Decision(job)

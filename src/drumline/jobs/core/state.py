@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from drumline.chips import slice_of
 from drumline.jobs.core.steps import Steps
-from drumline.observed import HostReport, ListedPlacement, PlacementState, Refusal
+from drumline.observed import FaultKind, HostReport, ListedPlacement, PlacementState, Refusal
 
 
 class Candidate(NamedTuple):
@@ -242,6 +242,8 @@ class Job:
     preemptions: int = 0
     departures: int = 0
     """Consecutive attempts that soon ended without a failure and were restarted."""
+    patience: float = 1.0
+    """Factor on the wait for capacity in a zone. The queue for reserved capacity moves in hours."""
     ask: int = 1
     """The maximum number of zones to request slices in at the same time. A job of an earlier
     version asks in one."""
@@ -372,6 +374,8 @@ class ZoneStatus:
     reason: str = ""
     words: str = ""
     """The cloud's own words, if it refused a request there."""
+    reliable: bool = True
+    """False if requests there were often refused lately, or slices soon lost."""
     crowded: bool = False
     """True if so many requests wait there that a job with other requests does not ask, too."""
 
@@ -484,6 +488,8 @@ class Effect:
     reason: str = ""
     words: str = ""
     """The cloud's own words, if it refused the request."""
+    fault: FaultKind = FaultKind.STOCKOUT
+    """The reason why the zone of the placement counts as out of capacity."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 KEEP_CANCELLED_SECONDS, KEEP_FAILED_SECONDS = 3600.0, 300.0
 """The default of `keep`. A user who cancels chooses when; a job may fail while nobody looks."""
+RESERVED_PATIENCE = 36.0
+"""Factor on the wait for reserved capacity in a zone: six hours instead of ten minutes."""
 
 
 class RequestError(UserError):
@@ -64,6 +66,7 @@ class JobTerms:
     parking: int | None = None
     outputs: bool = False
     ask: int = 1
+    patience: float = 1.0
 
     @classmethod
     def of(cls, spec: "JobSpec", choices: tuple[Candidate, ...]) -> "JobTerms":
@@ -80,6 +83,7 @@ class JobTerms:
             spec.parking,
             bool(spec.outputs),
             spec.ask,
+            RESERVED_PATIENCE if spec.capacity == "reserved" else 1.0,
         )
 
     def apply_to(self, job: Job) -> Job:
@@ -96,6 +100,7 @@ class JobTerms:
             parking=self.parking,
             outputs=self.outputs,
             ask=self.ask,
+            patience=self.patience,
         )
 
 

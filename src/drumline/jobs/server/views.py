@@ -42,7 +42,7 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "name": record.name,
         "accelerator": leading.accelerator if leading else job.choices[0].accelerator,
         "zone": leading.zone if leading else None,
-        "requests": [_request(request) for request in job.requests],
+        "requests": [_request(supervisor, request) for request in job.requests],
         "host0_ip": listed.endpoints[0].ssh_ip if listed and listed.endpoints else None,
         "status": job.status.value,
         "reason": _reason(supervisor, job, record.spec),
@@ -69,8 +69,8 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     }
 
 
-def _request(request: Placement) -> dict[str, Any]:
-    """Return a request for slices that the job has not got yet."""
+def _request(supervisor: "Supervisor", request: Placement) -> dict[str, Any]:
+    """Return a request for slices that the job has not got yet, and what is known of its zone."""
     return {
         "name": request.name,
         "zone": request.zone,
@@ -78,6 +78,7 @@ def _request(request: Placement) -> dict[str, Any]:
         "role": request.role.value,
         "asked": request.asked_at,
         "refusal": request.refusal,
+        "history": asdict(supervisor.zone_summary(request.candidate)),
     }
 
 

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from drumline.jobs.core.host_history import HostRecord
 from drumline.jobs.core.state import (
     Attempt,
+    Candidate,
     Decision,
     DesiredState,
     EffectKind,
@@ -29,6 +30,7 @@ from drumline.jobs.core.state import (
     OldProgram,
     Placement,
 )
+from drumline.jobs.core.zone_history import MAX_EVENTS, ZoneEvent, ZoneEventKind
 from drumline.jobs.store.metrics import MetricsTable
 from drumline.jobs.store.schema import SchemaError, transaction, upgrade
 from drumline.jobs.store.specs import StoredSpec
@@ -498,6 +500,32 @@ class Store:
     def record_ready(self, name: str, now: float) -> None:
         """Record that a slice was granted and costs money."""
         self._db.execute("UPDATE slices SET ready = coalesce(ready, ?) WHERE name = ?", (now, name))
+
+    def add_zone_event(self, candidate: Candidate, event: ZoneEvent) -> None:
+        """Add an event of a zone and accelerator, and delete its oldest one beyond a limit."""
+        key = (candidate.accelerator, candidate.zone)
+        with transaction(self._db):
+            self._db.execute(
+                "INSERT INTO zone_events (accelerator, zone, time, kind, seconds)"
+                " VALUES (?, ?, ?, ?, ?)",
+                (*key, event.at, event.kind.value, event.seconds),
+            )
+            self._db.execute(
+                "DELETE FROM zone_events WHERE id IN (SELECT id FROM zone_events"
+                " WHERE accelerator = ? AND zone = ? ORDER BY id DESC LIMIT -1 OFFSET ?)",
+                (*key, MAX_EVENTS),
+            )
+
+    def zone_events(self) -> dict[Candidate, list[ZoneEvent]]:
+        """Return the newest events of each zone and accelerator, oldest first."""
+        rows = self._db.execute(
+            "SELECT accelerator, zone, time, kind, seconds FROM zone_events ORDER BY id"
+        )
+        events: dict[Candidate, list[ZoneEvent]] = {}
+        for accelerator, zone, time, kind, seconds in rows:
+            event = ZoneEvent(time, ZoneEventKind(kind), seconds)
+            events.setdefault(Candidate(accelerator, zone), []).append(event)
+        return events
 
     def gone(self, name: str, now: float) -> None:
         """Record that a slice is gone from the cloud."""

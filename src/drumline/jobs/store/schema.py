@@ -168,6 +168,15 @@ def _list_placements(db: sqlite3.Connection) -> None:
         db.execute("UPDATE jobs SET state = ? WHERE number = ?", (state, number))
 
 
+def _create_zone_events(db: sqlite3.Connection) -> None:
+    """Create the table of grants, refusals and losses in each zone."""
+    db.execute(
+        "CREATE TABLE zone_events (id INTEGER PRIMARY KEY, accelerator TEXT NOT NULL,"
+        " zone TEXT NOT NULL, time REAL NOT NULL, kind TEXT NOT NULL, seconds REAL NOT NULL) STRICT"
+    )
+    db.execute("CREATE INDEX events_of_zone ON zone_events (accelerator, zone)")
+
+
 _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create_tables,
     _add_search_columns,
@@ -175,4 +184,5 @@ _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create_hosts,
     _add_program_of_slice,
     _list_placements,
+    _create_zone_events,
 )
