@@ -148,6 +148,8 @@ class HostReport:
     """The error of the agent's own attempt to open the chips after the program had failed."""
     location: str = ""
     """The physical location of a chip that libtpu's own log blames for the failure."""
+    has_code: bool = False
+    """True if it has received all files of the job."""
     sent_bytes: int = 0
     bytes_to_send: int = 0
     """The size of the files that are being sent to it; 0 if none are."""

@@ -6,14 +6,15 @@ from drumline.cloud.google.errors import refusal
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError, combine
 from drumline.jobs.core import lifecycle, requests
 from drumline.jobs.core.causes import EXIT_FOR_RESTART
+from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
+    TRANSITIONS,
     Allowance,
     Candidate,
     Decision,
     EffectKind,
     Job,
     Observations,
-    Outcome,
     OutputsCopy,
     Placement,
     PlacementObservation,
@@ -59,7 +60,7 @@ class Scenario:
     steps: Steps | None = None
     outputs: OutputsCopy | None = None
     effects: list[tuple[EffectKind, str]] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[EndReason] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     event_texts: list[str] = field(default_factory=list)
 
@@ -108,9 +109,11 @@ class Scenario:
         raise AssertionError("the job never stops changing")
 
     def _take(self, decision: Decision) -> None:
+        before, after = self.job.status, decision.job.status
+        assert after is before or after in TRANSITIONS[before], f"{before} → {after}"
         self.job = decision.job
         self.effects += [(e.kind, e.placement.name) for e in decision.effects]
-        self.outcomes += [ended.outcome for ended in decision.ended]
+        self.outcomes += [ended.reason for ended in decision.ended]
         self.events += [event.kind for event in decision.events]
         self.event_texts += [event.text for event in decision.events]
         if decision.ended or self.job.active is None:

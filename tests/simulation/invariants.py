@@ -12,7 +12,13 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from drumline.jobs.core.state import DesiredState, Job, Outcome, Role, Status
+from drumline.jobs.core.reasons import EndReason
+from drumline.jobs.core.state import (
+    DesiredState,
+    Job,
+    Role,
+    Status,
+)
 from tests.simulation.cloud import SimulatedCloud
 from tests.simulation.environment import Environment
 from tests.simulation.hosts import OUTPUT
@@ -31,7 +37,7 @@ SPIN_WINDOW, SPINNING = 600.0, 20_000
 hundred.
 """
 _ENDS = {"cancel", "delete", "clean"}
-FAULT_OF_THE_PROGRAM = {Outcome.PROGRAM_FAILED.value, Outcome.STUCK.value}
+FAULT_OF_THE_PROGRAM = {EndReason.PROGRAM_FAILED.value, EndReason.STUCK.value}
 
 
 @dataclass
@@ -409,15 +415,15 @@ class Invariants:
         faults = sum(environment.host_faults[name] for name in slices)
         outcomes = Counter(attempt["outcome"] for attempt in attempts)
         program_faults = sum(outcomes[outcome] for outcome in FAULT_OF_THE_PROGRAM)
-        setup = outcomes[Outcome.SETUP_FAILED.value]
-        out_of_reach = outcomes[Outcome.UNREACHABLE.value]
+        setup = outcomes[EndReason.SETUP_FAILED.value]
+        out_of_reach = outcomes[EndReason.UNREACHABLE.value]
         for label, recorded, limit in (
             ("failures of its program", program_faults, caused),
-            ("bad hosts and set-ups", outcomes[Outcome.BAD_HOST.value] + setup, faults),
+            ("bad hosts and set-ups", outcomes[EndReason.BAD_HOST.value] + setup, faults),
             ("slices out of reach", out_of_reach, faults),
             (
                 "preemptions",
-                outcomes[Outcome.PREEMPTED.value],
+                outcomes[EndReason.PREEMPTED.value],
                 len(slices & environment.interrupted_slices),
             ),
         ):

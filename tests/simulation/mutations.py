@@ -17,14 +17,13 @@ from drumline.hosts import driver
 from drumline.jobs.controller import polling, sessions, slices, supervisor
 from drumline.jobs.controller.tasks import RateLimit
 from drumline.jobs.core import causes, diagnosis, lifecycle, outcomes, outputs, requests
+from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Attempt,
-    CauseKind,
     Decision,
     DesiredState,
     Job,
     OldProgram,
-    Outcome,
     PlacementObservation,
     Role,
 )
@@ -78,7 +77,7 @@ def preemptions_count_as_failures() -> AbstractContextManager[Any]:
 
     def count_failures(job: Job, *rest: Any, **more: Any) -> Decision:
         decision = real(job, *rest, **more)
-        ended = tuple(replace(e, outcome=Outcome.PROGRAM_FAILED) for e in decision.ended)
+        ended = tuple(replace(e, reason=EndReason.PROGRAM_FAILED) for e in decision.ended)
         return replace(decision, ended=ended)
 
     return _all_of(
@@ -255,8 +254,8 @@ def failures_are_not_counted() -> AbstractContextManager[Any]:
 
     def cause(*reports: Any, **more: Any) -> Any:
         result = real(*reports, **more)
-        failed = result.kind == CauseKind.PROGRAM_FAILED
-        return replace(result, kind=CauseKind.RESTART_REQUESTED) if failed else result
+        failed = result.kind == EndReason.PROGRAM_FAILED
+        return replace(result, kind=EndReason.RESTART_REQUESTED) if failed else result
 
     return patch.object(diagnosis, "find_cause", cause)
 

@@ -288,6 +288,7 @@ class HostRunner:
             return False
         if not result.have_code:
             await self._send_code(agent, result.missing)
+        self._update_report(has_code=True)
         for step in self.program.steps:
             self._update_report(detail=f"setup: {step.name}")
             message = wire.SetUpStep(

@@ -12,7 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 from drumline.chips import LOCAL_ZONES, chip, price, region_of, slice_of, zone_offers
-from drumline.jobs.core.state import Candidate, OldProgram, Outcome
+from drumline.jobs.core.reasons import EndReason
+from drumline.jobs.core.state import (
+    Candidate,
+    OldProgram,
+)
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.store.records import SliceRow
 from drumline.jobs.store.specs import StoredSpec
@@ -21,7 +25,7 @@ Attempt = Mapping[str, Any]
 RateOf = Callable[[str, str, str], float | None]
 """A price in dollars per hour, of an accelerator in a zone with a capacity tier."""
 
-_SAVED = frozenset({Outcome.SUCCEEDED.value, Outcome.RESTARTED.value})
+_SAVED = frozenset({EndReason.SUCCEEDED.outcome, EndReason.RESTART_REQUESTED.outcome})
 """Outcomes of attempts that lost nothing, because the program saved its work."""
 
 

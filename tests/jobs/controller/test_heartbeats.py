@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.controller.heartbeats import WRITE_SECONDS, Heartbeats
-from drumline.jobs.core.state import Attempt, Candidate, Decision, EndedAttempt, Job, Outcome
+from drumline.jobs.core.reasons import EndReason
+from drumline.jobs.core.state import (
+    Attempt,
+    Candidate,
+    Decision,
+    EndedAttempt,
+    Job,
+)
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Store
 from drumline.observed import HostPhase, HostReport
@@ -49,7 +56,7 @@ class Listening:
         self.heartbeats.update(self.job.id, attempt, reports, self.pattern)
 
     def end(self, attempt: int) -> None:
-        ended = EndedAttempt(Attempt(attempt, 1.0), Outcome.PREEMPTED, "")
+        ended = EndedAttempt(Attempt(attempt, 1.0), EndReason.PREEMPTED, "")
         self.store.save(Decision(self.job, ended=(ended,)), self.now)
         self.heartbeats.end(self.job.id, attempt)
 

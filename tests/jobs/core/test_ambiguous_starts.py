@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 
 from drumline.jobs.core.causes import find_cause
-from drumline.jobs.core.state import Allowance, EffectKind, Outcome, Status
+from drumline.jobs.core.reasons import EndReason
+from drumline.jobs.core.state import (
+    Allowance,
+    EffectKind,
+    Status,
+)
 from drumline.observed import HostPhase, HostReport
 from tests.jobs.scenario import TIMEOUTS, Scenario
 
@@ -42,11 +47,11 @@ def test_the_same_error_on_two_machines_is_a_failure_of_the_program(text: str) -
     scenario = Scenario()
     scenario.job = replace(scenario.job, allowance=Allowance(failures=0))
     start_fails(scenario, text)
-    assert (scenario.outcomes, scenario.job.failures) == ([Outcome.AMBIGUOUS_START], 0)
+    assert (scenario.outcomes, scenario.job.failures) == ([EndReason.AMBIGUOUS_START], 0)
     assert len(scenario.did(EffectKind.RELEASE)) == 1
     assert not scenario.status().ended
     start_fails(scenario, text.replace("vfio/0", "vfio/3"))
-    assert scenario.outcomes == [Outcome.AMBIGUOUS_START, Outcome.PROGRAM_FAILED]
+    assert scenario.outcomes == [EndReason.AMBIGUOUS_START, EndReason.PROGRAM_FAILED]
     assert scenario.status() is Status.FAILED
     assert "2 machines" in scenario.job.reason
     assert scenario.job.bad_hosts == 0
@@ -55,9 +60,9 @@ def test_the_same_error_on_two_machines_is_a_failure_of_the_program(text: str) -
 def test_the_same_machine_twice_is_no_second_machine() -> None:
     scenario = Scenario()
     for rack, outcome in [
-        ("a", Outcome.AMBIGUOUS_START),
-        ("a", Outcome.AMBIGUOUS_START),
-        ("a", Outcome.PROGRAM_FAILED),
+        ("a", EndReason.AMBIGUOUS_START),
+        ("a", EndReason.AMBIGUOUS_START),
+        ("a", EndReason.PROGRAM_FAILED),
     ]:
         start_fails(scenario, TEXTS[0], rack)
         assert scenario.outcomes[-1] is outcome, rack
@@ -68,7 +73,7 @@ def test_different_errors_on_each_slice_end_after_two_other_slices() -> None:
     scenario = Scenario()
     for text in TEXTS[:3]:
         start_fails(scenario, text)
-    assert scenario.outcomes == [Outcome.AMBIGUOUS_START] * 2 + [Outcome.PROGRAM_FAILED]
+    assert scenario.outcomes == [EndReason.AMBIGUOUS_START] * 2 + [EndReason.PROGRAM_FAILED]
 
 
 def test_after_the_verdict_each_further_start_on_the_slice_counts() -> None:
@@ -92,7 +97,7 @@ def test_the_same_error_in_a_running_training_is_a_failure_of_the_program() -> N
     scenario = Scenario().runs()
     scenario.send_heartbeat(step=5)
     start_fails(scenario, TEXTS[0])
-    assert scenario.outcomes == [Outcome.PROGRAM_FAILED]
+    assert scenario.outcomes == [EndReason.PROGRAM_FAILED]
 
 
 def test_a_chip_held_by_the_programs_own_process_is_its_failure() -> None:
@@ -104,7 +109,7 @@ def test_a_chip_held_by_the_programs_own_process_is_its_failure() -> None:
             chip_holder="process 4242 (python serve.py)",
         )  # fmt: skip
     scenario.settle().verdict()
-    assert scenario.outcomes == [Outcome.PROGRAM_FAILED]
+    assert scenario.outcomes == [EndReason.PROGRAM_FAILED]
     assert "4242" in scenario.event_texts[-1]
 
 
@@ -118,7 +123,7 @@ def test_a_chip_that_the_agent_cannot_open_either_is_a_bad_host() -> None:
     scenario.settle()
     scenario.now += TIMEOUTS.settle + 1
     scenario.look("ACTIVE", "READY").everybody_is_heard()
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.job.cause is not None
     assert (scenario.job.cause.host, scenario.job.cause.claimed) == (1, False)
 

@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 
 from drumline.jobs.core.lifecycle import adapt_times
-from drumline.jobs.core.state import DesiredState, EffectKind, Outcome, Status
+from drumline.jobs.core.reasons import EndReason
+from drumline.jobs.core.state import (
+    DesiredState,
+    EffectKind,
+    Status,
+)
 from tests.jobs.scenario import TIMEOUTS, Scenario
 
 SLICE = "dl-me-000001-1"
@@ -45,13 +50,13 @@ def test_a_cancel_waits_for_the_program_on_an_earlier_slice_that_is_never_delete
     scenario.old_program_may_run = False
     scenario.settle()
     assert scenario.status() is Status.CANCELLED
-    assert scenario.outcomes == [Outcome.CANCELLED]
+    assert scenario.outcomes == [EndReason.CANCELLED]
 
 
 def test_a_cancel_ends_when_the_slice_of_the_host_is_gone() -> None:
     scenario = stopping(DesiredState.CANCEL).look(None, None)
     assert scenario.status() is Status.CANCELLED
-    assert scenario.outcomes == [Outcome.CANCELLED]
+    assert scenario.outcomes == [EndReason.CANCELLED]
 
 
 def test_a_slice_with_a_host_that_stays_unreachable_is_not_kept() -> None:
@@ -66,7 +71,7 @@ def test_a_slice_with_a_host_that_stays_unreachable_is_not_kept() -> None:
     scenario.old_program_may_run = False
     scenario.settle()
     assert scenario.status() is Status.CANCELLED
-    assert scenario.outcomes == [Outcome.CANCELLED]
+    assert scenario.outcomes == [EndReason.CANCELLED]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,7 @@ def test_a_failed_program_is_started_again_when_every_host_confirmed_its_stop() 
     assert scenario.did(EffectKind.STOP)
     scenario.unreachable, scenario.stopped = (), True
     scenario.settle().passes(TIMEOUTS.rest + 1)
-    assert scenario.outcomes == [Outcome.PROGRAM_FAILED]
+    assert scenario.outcomes == [EndReason.PROGRAM_FAILED]
     assert scenario.job.attempts == 2
 
 
@@ -146,7 +151,7 @@ def test_a_host_that_answers_and_never_confirms_is_replaced() -> None:
     for _ in range(5):
         scenario.now += TIMEOUTS.bad_silence / 4
         scenario.everybody_is_heard()
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.did(EffectKind.RELEASE) == [SLICE]
 
 
@@ -160,7 +165,7 @@ def test_a_host_that_is_back_after_a_long_silence_is_told_to_stop_again() -> Non
     assert scenario.did(EffectKind.STOP)
     scenario.unreachable, scenario.stopped = (), True
     scenario.settle()
-    assert scenario.outcomes == [Outcome.PROGRAM_FAILED]
+    assert scenario.outcomes == [EndReason.PROGRAM_FAILED]
 
 
 def test_time_in_which_the_server_did_not_listen_does_not_count_against_a_host() -> None:

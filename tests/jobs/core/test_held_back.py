@@ -6,7 +6,13 @@ from itertools import pairwise
 import pytest
 
 from drumline.jobs.core.host_history import EvidenceKind
-from drumline.jobs.core.state import Allowance, DesiredState, EffectKind, Outcome, Status
+from drumline.jobs.core.reasons import EndReason
+from drumline.jobs.core.state import (
+    Allowance,
+    DesiredState,
+    EffectKind,
+    Status,
+)
 from drumline.observed import HostPhase
 from tests.jobs.scenario import NO_CAPACITY, TIMEOUTS, Scenario
 
@@ -26,7 +32,7 @@ def fails(scenario: Scenario, **how: object) -> Scenario:
 
 def test_the_host_that_a_burn_in_names_is_the_cause() -> None:
     scenario = burnt(Scenario().runs())
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.job.cause is not None
     assert (scenario.job.cause.host, scenario.job.cause.proof) == (1, EvidenceKind.BURN_IN)
     assert "chip 5 of host 1 computes wrong" in scenario.event_texts[-2]
@@ -36,7 +42,7 @@ def test_a_training_that_names_a_chip_is_a_replay() -> None:
     scenario = Scenario().runs()
     error = f"train.py:9  drumline.health.HardwareFault: {LIES}"
     fails(scenario, exit_code=1, error=error)
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.job.cause is not None
     assert (scenario.job.cause.host, scenario.job.cause.proof) == (1, EvidenceKind.REPLAY)
 
@@ -45,7 +51,7 @@ def test_a_fault_report_without_a_host_records_no_evidence() -> None:
     scenario = Scenario().runs()
     error = "drumline: a chip of this slice computes wrong: two runs differ"
     fails(scenario, exit_code=1, error=error)
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.job.cause is not None
     assert scenario.job.cause.proof == ""
 
@@ -135,7 +141,7 @@ def test_a_slice_on_which_the_program_may_still_run_is_never_held_back() -> None
     scenario.job = replace(scenario.job, parking=1)
     scenario.runs().host(0, HostPhase.RUNNING, heard_at=scenario.now)
     scenario.passes(TIMEOUTS.bad_silence + 1).look("ACTIVE", "READY")
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.job.held_back == ()
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
@@ -193,7 +199,7 @@ def test_a_slice_where_the_program_may_still_run_is_released_and_not_held_back()
     scenario.job = replace(scenario.job, parking=1)
     scenario.passes(TIMEOUTS.bad_silence + 1).host(0, HostPhase.RUNNING)
     scenario.look("ACTIVE", "READY")
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
     assert scenario.job.held_back == ()
 
@@ -262,7 +268,7 @@ def test_a_slice_that_is_refused_leaves_no_trace_in_the_attempt() -> None:
 def test_a_fault_report_of_an_unknown_host_records_no_evidence(host: str) -> None:
     scenario = Scenario().runs()
     fails(scenario, exit_code=1, error=f"drumline: chip 3 of host {host} computes wrong: x")
-    assert Outcome.BAD_HOST not in scenario.outcomes or scenario.job.cause is not None
+    assert EndReason.BAD_HOST not in scenario.outcomes or scenario.job.cause is not None
     assert scenario.job.cause is None or scenario.job.cause.proof == ""
 
 

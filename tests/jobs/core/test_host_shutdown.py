@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from drumline.jobs.core.state import Allowance, EffectKind, Outcome
+from drumline.jobs.core.reasons import EndReason
+from drumline.jobs.core.state import (
+    Allowance,
+    EffectKind,
+)
 from drumline.observed import HostPhase
 from tests.jobs.fakes import ServerHarness, run_scenario
 from tests.jobs.scenario import TIMEOUTS, Scenario
@@ -16,7 +20,7 @@ def test_a_program_ended_by_a_sigterm_of_the_host_is_a_preemption(code: int) -> 
     scenario = Scenario(job=replace(Scenario().job, allowance=Allowance(failures=0))).runs()
     scenario.program_fails(code=code, error="Terminated")
     scenario.look("SUSPENDED", "PREEMPTED")
-    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.outcomes == [EndReason.PREEMPTED]
     assert scenario.job.failures == 0
 
 
@@ -28,7 +32,7 @@ def test_a_sigterm_that_we_did_not_send_counts_as_no_failure_on_a_slice_that_sta
     scenario.look("ACTIVE", "READY").everybody_is_heard()
     assert scenario.outcomes == [], "the host may be going down"
     scenario.passes(TIMEOUTS.shutdown + 1).verdict()
-    assert scenario.outcomes == [Outcome.RESTARTED]
+    assert scenario.outcomes == [EndReason.SIGTERM]
     assert (scenario.job.failures, scenario.job.preemptions) == (0, 0)
     assert "SIGTERM" in scenario.event_texts[-1]
 
@@ -38,7 +42,7 @@ def test_no_program_starts_on_a_host_that_shuts_down() -> None:
     for index in (0, 1):
         scenario.host(index, HostPhase.EXITED, exit_code=143, error="", shutdown_reason="preempted")
     scenario.settle().passes(1)
-    assert scenario.outcomes == [Outcome.PREEMPTED], "though the cloud still says READY"
+    assert scenario.outcomes == [EndReason.PREEMPTED], "though the cloud still says READY"
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
     assert any("host 0 is going down: preempted" in text for text in scenario.event_texts)
 
@@ -48,7 +52,7 @@ def test_one_host_that_goes_down_takes_its_siblings_errors_with_it() -> None:
     scenario.host(0, HostPhase.EXITED, exit_code=134, error="closed by peer", error_at=scenario.now)
     scenario.host(1, HostPhase.EXITED, exit_code=-15, error="", shutdown_reason="preempted")
     scenario.settle().passes(1)
-    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.outcomes == [EndReason.PREEMPTED]
 
 
 def test_a_program_that_saves_its_work_on_a_host_that_goes_is_let_finish() -> None:

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from drumline.cloud.google.placements import RpcError
 from drumline.jobs.core import lifecycle
+from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Allowance,
     DesiredState,
     EffectKind,
-    Outcome,
     Status,
     ZoneStatus,
 )
@@ -25,7 +25,7 @@ def test_an_undisturbed_job_asks_runs_and_releases() -> None:
     assert scenario.status() is Status.RUNNING
     scenario.all_hosts(HostPhase.EXITED, exit_code=0)
     assert scenario.status() is Status.SUCCEEDED
-    assert scenario.outcomes == [Outcome.SUCCEEDED]
+    assert scenario.outcomes == [EndReason.SUCCEEDED]
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
 
@@ -66,7 +66,7 @@ def test_a_taken_slice_is_released_and_the_job_asks_again(
     request_state: str | None, node: str | None
 ) -> None:
     scenario = Scenario().runs().look(request_state, node)
-    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.outcomes == [EndReason.PREEMPTED]
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
     assert scenario.status() is Status.RECOVERING
     assert scenario.placement is not None
@@ -88,7 +88,7 @@ def test_a_job_preempted_while_it_waits_asks_again() -> None:
 
 def test_a_job_preempted_in_set_up_is_not_the_users_failure() -> None:
     scenario = Scenario().slice_is_there()
-    scenario.host(0, HostPhase.PREPARING, detail="setup")
+    scenario.host(0, HostPhase.PREPARING, detail="setup", has_code=True)
     scenario.host(1, HostPhase.FAILED, error="Connection lost", exit_code=255).settle()
     assert scenario.job.failures == 0
     scenario.look("SUSPENDED", "PREEMPTED")
@@ -137,7 +137,7 @@ def test_several_slices_are_one_placement_that_is_held_and_lost_together() -> No
     scenario.listed = lost
     scenario.passes(1)
     assert scenario.did(EffectKind.RELEASE) == [placement.name]
-    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.outcomes == [EndReason.PREEMPTED]
 
 
 def test_no_capacity_moves_to_the_next_zone_with_a_reason() -> None:
@@ -291,7 +291,7 @@ def test_a_failing_program_is_retried_as_often_as_allowed_and_then_fails() -> No
         host=1, error="ValueError: batch 250"
     ).verdict()
     assert scenario.status() is Status.FAILED
-    assert scenario.outcomes == [Outcome.PROGRAM_FAILED, Outcome.PROGRAM_FAILED]
+    assert scenario.outcomes == [EndReason.PROGRAM_FAILED, EndReason.PROGRAM_FAILED]
     assert scenario.job.cause is not None
     assert (scenario.job.cause.host, scenario.job.cause.error) == (1, "ValueError: batch 250")
     assert scenario.job.cause.ahead_seconds == 0.5
@@ -302,7 +302,7 @@ def test_a_failure_is_diagnosed_only_after_a_newer_poll() -> None:
     scenario.passes(60)
     assert scenario.outcomes == []
     scenario.look("SUSPENDED", "PREEMPTED")
-    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.outcomes == [EndReason.PREEMPTED]
     assert scenario.job.failures == 0
 
 
@@ -313,7 +313,7 @@ def test_a_program_that_was_killed_is_judged_only_if_its_host_lives_on() -> None
     scenario.passes(TIMEOUTS.shutdown + 1).look("ACTIVE", "READY").everybody_is_heard()
     scenario.stopped = True
     scenario.settle()
-    assert scenario.outcomes == [Outcome.PROGRAM_FAILED]
+    assert scenario.outcomes == [EndReason.PROGRAM_FAILED]
 
 
 def test_hosts_that_fail_after_a_silent_host_are_not_the_cause() -> None:
@@ -326,7 +326,7 @@ def test_hosts_that_fail_after_a_silent_host_are_not_the_cause() -> None:
     scenario.passes(30).look("ACTIVE", "READY")
     assert scenario.outcomes == []
     scenario.passes(400).look("ACTIVE", "READY")
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
     assert (scenario.job.bad_hosts, scenario.job.failures) == (1, 0)
 
 
@@ -339,13 +339,13 @@ def test_silence_counts_only_while_we_listen() -> None:
     scenario.settle().look("ACTIVE", "READY").passes(TIMEOUTS.first_contact - 10)
     assert scenario.outcomes == []
     scenario.passes(30).look("ACTIVE", "READY")
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
 
 
 def test_a_silent_host_of_a_slice_that_is_no_longer_ready_is_a_preemption() -> None:
     scenario = Scenario().runs()
     scenario.passes(100).look("ACTIVE", "REPAIRING")
-    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.outcomes == [EndReason.PREEMPTED]
 
 
 def test_a_rebooted_host_outranks_the_siblings_that_crashed_first() -> None:
@@ -353,7 +353,7 @@ def test_a_rebooted_host_outranks_the_siblings_that_crashed_first() -> None:
     scenario.host(0, HostPhase.EXITED, exit_code=1, error="Connection reset", error_at=scenario.now)
     scenario.host(1, HostPhase.MISSING).settle()
     scenario.look("ACTIVE", "READY").everybody_is_heard()
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.job.failures == 0
 
 
@@ -361,13 +361,13 @@ def test_a_chip_that_cannot_be_opened_is_a_bad_host_not_a_failure() -> None:
     scenario = Scenario().runs()
     scenario.program_fails(host=1, error="Failed to initialize TPU system: open(/dev/vfio/0): busy")
     scenario.look("ACTIVE", "READY").everybody_is_heard()
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
     assert (scenario.job.bad_hosts, scenario.job.failures) == (1, 0)
 
 
 def test_a_program_that_saved_and_exited_restarts_without_a_failure_count() -> None:
     scenario = Scenario().runs().leaves()
-    assert scenario.outcomes == [Outcome.RESTARTED]
+    assert scenario.outcomes == [EndReason.RESTART_REQUESTED]
     assert (scenario.job.failures, scenario.job.bad_hosts, scenario.job.preemptions) == (0, 0, 0)
     scenario.passes(TIMEOUTS.rest + 1)
     assert scenario.job.attempts == 2
@@ -475,7 +475,7 @@ def test_delete_stops_the_program_and_releases() -> None:
 def test_an_invalid_request_fails_the_job_with_the_clouds_message() -> None:
     scenario = Scenario().settle().cloud_refuses(3, "Invalid value for acceleratorType")
     assert scenario.status() is Status.FAILED
-    assert scenario.outcomes == [Outcome.REFUSED]
+    assert scenario.outcomes == [EndReason.REFUSED]
 
 
 _STEPS = st.sampled_from(
@@ -536,7 +536,7 @@ def test_a_failing_set_up_is_a_failure_of_the_set_up_not_of_the_program() -> Non
         scenario.passes(TIMEOUTS.settle + 1).verdict()
         if not last:
             scenario.passes(60)
-    assert scenario.outcomes == [Outcome.SETUP_FAILED] * 2
+    assert scenario.outcomes == [EndReason.SETUP_FAILED] * 2
     assert scenario.status() is Status.FAILED
     where = f"on host 0 of 2: {error}"
     assert scenario.job.reason == f"2 failures, the last of the set-up {where}"
@@ -545,10 +545,10 @@ def test_a_failing_set_up_is_a_failure_of_the_set_up_not_of_the_program() -> Non
 
 def test_events_for_the_code_and_the_set_up_come_when_all_hosts_have_them() -> None:
     scenario = Scenario().slice_is_there()
-    scenario.host(0, HostPhase.PREPARING, detail="setup: uv")
+    scenario.host(0, HostPhase.PREPARING, detail="setup: uv", has_code=True)
     scenario.host(1, HostPhase.PREPARING, detail="code").settle()
     assert "code" not in scenario.events
-    scenario.all_hosts(HostPhase.PREPARING, detail="setup: uv")
+    scenario.all_hosts(HostPhase.PREPARING, detail="setup: uv", has_code=True)
     assert scenario.events[-1] == "code"
     scenario.passes(30).all_hosts(HostPhase.RUNNING)
     assert scenario.events[-2:] == ["code", "run"]
@@ -571,7 +571,7 @@ def test_other_hosts_are_not_blamed_before_a_rebooted_host_reports(server: str) 
     assert scenario.did(EffectKind.STOP) == []
     scenario.host(1, HostPhase.MISSING)
     scenario.settle()
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.job.failures == 0
 
 
@@ -600,7 +600,7 @@ def test_a_host_that_ended_its_program_and_is_silent_since_is_a_bad_one() -> Non
         scenario.look("ACTIVE", "READY").settle()
         if scenario.outcomes:
             break
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
 
 
 def in_maintenance(scenario: Scenario) -> Scenario:
@@ -612,7 +612,7 @@ def in_maintenance(scenario: Scenario) -> Scenario:
 
 def test_a_silent_slice_in_maintenance_is_lost_without_a_bad_host() -> None:
     scenario = in_maintenance(Scenario().runs().passes(TIMEOUTS.silence + 60)).settle()
-    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.outcomes == [EndReason.PREEMPTED]
     assert (scenario.job.bad_hosts, scenario.job.failures) == (0, 0)
     assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
 
@@ -622,7 +622,7 @@ def test_a_maintenance_that_ended_before_the_newest_poll_explains_the_silence() 
     scenario = in_maintenance(scenario).settle().passes(TIMEOUTS.bad_silence)
     assert scenario.outcomes == []
     scenario.look("ACTIVE", "READY")
-    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.outcomes == [EndReason.PREEMPTED]
     assert scenario.job.bad_hosts == 0
 
 
@@ -630,7 +630,7 @@ def test_a_maintenance_before_the_silence_explains_nothing() -> None:
     scenario = in_maintenance(Scenario().runs()).everybody_is_heard()
     scenario.look("ACTIVE", "READY").everybody_is_heard()
     scenario.passes(TIMEOUTS.bad_silence + 60).look("ACTIVE", "READY")
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
 
 
 def test_a_slice_in_maintenance_whose_hosts_report_runs_on() -> None:

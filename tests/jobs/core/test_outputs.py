@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from drumline.jobs.core.lifecycle import adapt_times
+from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Allowance,
     DesiredState,
     EffectKind,
-    Outcome,
     OutputsCopy,
     Status,
 )
@@ -67,7 +67,7 @@ def test_a_success_waits_for_a_copy_that_began_after_it() -> None:
 def test_a_success_stays_one_if_the_slice_is_lost_before_the_copy() -> None:
     scenario = succeeds(runs()).look("SUSPENDED", "PREEMPTED")
     assert scenario.status() is Status.SUCCEEDED
-    assert scenario.outcomes == [Outcome.SUCCEEDED]
+    assert scenario.outcomes == [EndReason.SUCCEEDED]
     assert "the first copy had not ended when the slice was lost" in scenario.event_texts
 
 
@@ -76,7 +76,7 @@ def test_a_success_stays_one_for_a_new_server_that_finds_no_slice() -> None:
     scenario.hosts = ()
     scenario.job = adapt_times(scenario.job, scenario.now)
     scenario.look(None, None)
-    assert scenario.outcomes == [Outcome.SUCCEEDED]
+    assert scenario.outcomes == [EndReason.SUCCEEDED]
 
 
 @pytest.mark.parametrize("wish", [DesiredState.CANCEL, DesiredState.DELETE])
@@ -107,7 +107,7 @@ def test_the_last_failure_waits_for_a_copy() -> None:
 
 def test_a_restart_on_the_same_slices_does_not_wait() -> None:
     scenario = runs().program_fails().verdict()
-    assert scenario.outcomes == [Outcome.PROGRAM_FAILED]
+    assert scenario.outcomes == [EndReason.PROGRAM_FAILED]
     assert not scenario.status().ended
 
 
@@ -131,7 +131,7 @@ def test_a_preemption_does_not_wait_and_says_from_when_the_outputs_are() -> None
     scenario = copied(runs())
     scenario.now += 40
     scenario.look("SUSPENDED", "PREEMPTED")
-    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.outcomes == [EndReason.PREEMPTED]
     text = scenario.event_texts[scenario.events.index("outputs")]
     assert text == f"copied 42 s before the slice was lost: {SUMMARY}"
 
@@ -147,7 +147,7 @@ def test_a_bad_host_is_replaced_after_a_copy_from_the_others() -> None:
     assert scenario.did(COPY)
     assert scenario.outcomes == []
     copied(scenario)
-    assert scenario.outcomes == [Outcome.BAD_HOST]
+    assert scenario.outcomes == [EndReason.BAD_HOST]
 
 
 def test_outputs_are_copied_at_intervals_while_the_program_runs() -> None:

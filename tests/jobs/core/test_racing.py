@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from drumline.jobs.core import lifecycle, requests
+from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Candidate,
     Decision,
@@ -12,7 +13,6 @@ from drumline.jobs.core.state import (
     EffectKind,
     Job,
     Observations,
-    Outcome,
     Placement,
     PlacementObservation,
     Role,
@@ -126,8 +126,8 @@ class Race:
         effects = [e for decision in self.decisions for e in decision.effects if e.kind is kind]
         return list(dict.fromkeys(effect.placement.zone for effect in effects))
 
-    def outcomes(self) -> list[Outcome]:
-        return [ended.outcome for decision in self.decisions for ended in decision.ended]
+    def outcomes(self) -> list[EndReason]:
+        return [ended.reason for decision in self.decisions for ended in decision.ended]
 
 
 def waiting() -> Race:
@@ -172,7 +172,7 @@ def test_the_next_slice_takes_over_when_the_first_is_lost_before_its_hosts_answe
     active = race.job.active
     assert active is not None
     assert active.zone == "zone-b"
-    assert (race.job.preemptions, race.outcomes()) == (1, [Outcome.PREEMPTED])
+    assert (race.job.preemptions, race.outcomes()) == (1, [EndReason.PREEMPTED])
     race.answers(HostPhase.RUNNING)
     assert race.names(EffectKind.RELEASE) == ["zone-a", "zone-c"]
     assert race.job.status is Status.RUNNING

@@ -5,7 +5,11 @@ from dataclasses import replace
 import pytest
 
 from drumline.jobs.core.lifecycle import adapt_times
-from drumline.jobs.core.state import EffectKind, Outcome, Status
+from drumline.jobs.core.reasons import EndReason
+from drumline.jobs.core.state import (
+    EffectKind,
+    Status,
+)
 from drumline.observed import (
     Endpoint,
     Fault,
@@ -89,7 +93,7 @@ def test_the_error_of_the_operation_decides_as_a_refusal() -> None:
 def test_an_operation_error_that_needs_a_new_job_file_ends_the_job_with_its_message() -> None:
     scenario = accepted().hidden(INVALID)
     assert scenario.status() is Status.FAILED
-    assert scenario.outcomes == [Outcome.REFUSED]
+    assert scenario.outcomes == [EndReason.REFUSED]
     assert scenario.job.reason == INVALID.message
 
 

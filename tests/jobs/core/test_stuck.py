@@ -5,7 +5,11 @@ from dataclasses import replace
 import pytest
 
 from drumline.jobs.core.causes import EXIT_FOR_RESTART
-from drumline.jobs.core.state import EffectKind, Outcome, Status
+from drumline.jobs.core.reasons import EndReason
+from drumline.jobs.core.state import (
+    EffectKind,
+    Status,
+)
 from drumline.observed import HostPhase
 from tests.jobs.scenario import TIMEOUTS, Scenario
 
@@ -29,7 +33,7 @@ def test_a_program_that_stops_stepping_is_ended_and_started_again() -> None:
     assert scenario.job.reason == "no step for 30 min, the last was step 151"
     scenario.stopped = True
     scenario.settle()
-    assert scenario.outcomes == [Outcome.STUCK]
+    assert scenario.outcomes == [EndReason.STUCK]
     assert (scenario.job.failures, scenario.job.preemptions, scenario.job.bad_hosts) == (1, 0, 0)
     assert scenario.events[-1] == "stuck"
     scenario.passes(TIMEOUTS.rest + 1)
@@ -123,7 +127,7 @@ def test_a_preempted_slice_explains_a_missing_step() -> None:
     scenario.now += HALF_AN_HOUR + 1
     scenario.everybody_is_heard()
     scenario.look("SUSPENDED", "PREEMPTED")
-    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.outcomes == [EndReason.PREEMPTED]
     assert scenario.job.failures == 0
 
 
@@ -162,7 +166,7 @@ def test_one_that_leaves_because_its_slice_is_taken_is_preempted() -> None:
     scenario.look("ACTIVE", "READY").everybody_is_heard()
     assert scenario.did(EffectKind.STOP) == [], "the host may be going down"
     scenario.passes(20).look("SUSPENDED", "PREEMPTED")
-    assert scenario.outcomes == [Outcome.PREEMPTED]
+    assert scenario.outcomes == [EndReason.PREEMPTED]
     assert (scenario.job.preemptions, scenario.job.failures) == (1, 0)
 
 
@@ -178,7 +182,7 @@ def test_one_that_leaves_at_once_every_time_is_started_ever_more_slowly() -> Non
         scenario.all_hosts(HostPhase.RUNNING)
     assert rests == sorted(rests)
     assert rests[-1] == pytest.approx(60, abs=1)
-    assert set(scenario.outcomes) == {Outcome.RESTARTED}
+    assert set(scenario.outcomes) == {EndReason.RESTART_REQUESTED}
     assert (scenario.job.failures, scenario.job.preemptions) == (0, 0)
 
 
@@ -198,7 +202,7 @@ def test_hosts_that_the_signal_ended_before_a_save_do_not_change_the_outcome() -
         1, HostPhase.EXITED, exit_code=EXIT_FOR_RESTART, error_at=scenario.now + 1
     ).settle()
     scenario.passes(TIMEOUTS.shutdown + 1).verdict()
-    assert scenario.outcomes == [Outcome.RESTARTED]
+    assert scenario.outcomes == [EndReason.RESTART_REQUESTED]
 
 
 def test_a_failure_beside_one_that_left_is_a_failure() -> None:
@@ -210,4 +214,4 @@ def test_a_failure_beside_one_that_left_is_a_failure() -> None:
         1, HostPhase.EXITED, exit_code=EXIT_FOR_RESTART, error_at=scenario.now + 1
     ).settle()
     scenario.passes(TIMEOUTS.shutdown + 1).verdict()
-    assert scenario.outcomes == [Outcome.PROGRAM_FAILED]
+    assert scenario.outcomes == [EndReason.PROGRAM_FAILED]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.core import lifecycle
+from drumline.jobs.core.reasons import EndReason, EventKind
 from drumline.jobs.core.state import (
     Attempt,
     Candidate,
@@ -23,7 +24,6 @@ from drumline.jobs.core.state import (
     Event,
     Job,
     Observations,
-    Outcome,
     Placement,
     Status,
     Timeouts,
@@ -153,7 +153,7 @@ def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> No
     placement = Placement("s", "local-a", "v4-8", 1, asked_at=2.0)
     store.save(Decision(replace(job, attempt=attempt).placed(placement)), 3.0)
     done = replace(job, status=Status.SUCCEEDED)
-    store.save(Decision(done, ended=(EndedAttempt(attempt, Outcome.SUCCEEDED, ""),)), 9.0)
+    store.save(Decision(done, ended=(EndedAttempt(attempt, EndReason.SUCCEEDED, ""),)), 9.0)
     (row,) = store.attempts(job.id)
     assert (row["zone"], row["outcome"], row["running"], row["ended"]) == (
         "local-a", "succeeded", 3.0, 9.0,
@@ -186,7 +186,7 @@ def test_acknowledged_changes_survive_kill_9(tmp_path: Path) -> None:
 def test_history_is_read_from_an_event_on(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     first = store.events(job.id)[-1]["id"]
-    store.add_event(job.id, Event("note", "hello"), 2.0)
+    store.add_event(job.id, Event(EventKind.NOTE, "hello"), 2.0)
     assert [event["text"] for event in store.events(job.id, first)] == ["hello"]
 
 

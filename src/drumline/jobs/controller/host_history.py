@@ -17,7 +17,12 @@ from drumline.jobs.core.host_history import (
     HostState,
     Strength,
 )
-from drumline.jobs.core.state import Cause, CauseKind, Job, Placement
+from drumline.jobs.core.reasons import EndReason
+from drumline.jobs.core.state import (
+    Cause,
+    Job,
+    Placement,
+)
 from drumline.jobs.store.records import HostTable, Record
 from drumline.observed import HostReport
 
@@ -273,7 +278,7 @@ class HealthMonitor:
                     continue
                 self._recorded.add((instance, job.id))
                 cause = Cause(
-                    CauseKind.BAD_HOST,
+                    EndReason.BAD_HOST,
                     report.index,
                     placement.hosts,
                     f"the cloud calls it unhealthy: {reason}",

@@ -21,6 +21,7 @@ from drumline.hosts.packing.rules import RULES, CodeError, left_out_json, left_o
 from drumline.hosts.packing.selection import format_size
 from drumline.hosts.values import Program, Step
 from drumline.jobs.billing import Prices
+from drumline.jobs.core.reasons import EventKind
 from drumline.jobs.core.state import Decision, Event, Job, Placement
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Record
@@ -112,7 +113,7 @@ def add_event_details(
             detailed += _setup_events(spec, host_count) if new_slice else []
             command = spec.run.strip().splitlines()
             more = f" … ({len(command)} lines)" if len(command) > 1 else ""
-            detailed.append(Event("run", command[0] + more))
+            detailed.append(Event(EventKind.RUN, command[0] + more))
         else:
             detailed.append(event)
     return tuple(detailed)
@@ -131,7 +132,7 @@ def _code_events(spec: StoredSpec, host_count: str) -> list[Event]:
     if archive is None:
         return []
     files = "1 file" if archive.files == 1 else f"{archive.files} files"
-    return [Event("code", f"{files}, {format_size(archive.bytes)} → {host_count}")]
+    return [Event(EventKind.CODE, f"{files}, {format_size(archive.bytes)} → {host_count}")]
 
 
 def _setup_events(spec: StoredSpec, host_count: str) -> list[Event]:
@@ -140,7 +141,7 @@ def _setup_events(spec: StoredSpec, host_count: str) -> list[Event]:
         parts.append(spec.python.kind)
     if spec.setup:
         parts.append("setup")
-    return [Event("setup", f"{', '.join(parts)} on {host_count}")] if parts else []
+    return [Event(EventKind.SETUP, f"{', '.join(parts)} on {host_count}")] if parts else []
 
 
 # --- Archives of older versions ---------------------------------------------------------------
@@ -185,6 +186,6 @@ def _save_archive(record: Record, repacked: "Archive | None", change_job: Change
             "files": repacked.files,
             "bytes": repacked.bytes,
         }
-        events = (Event("warning", f"code of an older version: {left_out_line(left_out)}"),)
+        events = (Event(EventKind.WARNING, f"code of an older version: {left_out_line(left_out)}"),)
     spec = StoredSpec.from_json({**record.spec.document, "archive": archive})
     change_job(record.job.id, lambda current: Decision(current.job, events=events), spec)

@@ -34,6 +34,7 @@ from drumline.jobs.core import lifecycle, requests
 from drumline.jobs.core.availability import Availability, Zones
 from drumline.jobs.core.causes import has_failed
 from drumline.jobs.core.outcomes import after_internal_error
+from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Candidate,
     Decision,
@@ -43,7 +44,6 @@ from drumline.jobs.core.state import (
     Job,
     Observations,
     OldProgram,
-    Outcome,
     Placement,
     Role,
     Status,
@@ -397,7 +397,7 @@ class Supervisor:
         if job.active and (before.active is None or before.active.name != job.active.name):
             waited = (job.active.ready_at or self._clock()) - job.active.asked_at
             self._availability.record_grant(job.active.candidate, waited)
-        if before.active and any(e.outcome is Outcome.PREEMPTED for e in decision.ended):
+        if before.active and any(e.reason is EndReason.PREEMPTED for e in decision.ended):
             lived = self._clock() - (before.active.ready_at or self._clock())
             self._availability.record_loss(before.active.candidate, lived)
         for effect in decision.effects:
@@ -442,7 +442,7 @@ class Supervisor:
         identities = {report.index: report.identity for report in reports}
         for ended in decision.ended:
             cause = ended.cause
-            if ended.outcome is Outcome.BAD_HOST and cause is not None and cause.proof:
+            if ended.reason is EndReason.BAD_HOST and cause is not None and cause.proof:
                 identity = identities.get(cause.host, {})
                 self.host_history.record_failure(
                     cause, identity, placement, before.id, ended.attempt.number

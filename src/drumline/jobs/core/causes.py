@@ -12,7 +12,10 @@ from typing import NamedTuple
 from drumline.health.fault_report import BURN_IN_FAILED, FaultReport, parse_fault_report
 from drumline.hosts.agent.transient import find_transient_error
 from drumline.jobs.core.host_history import EvidenceKind
-from drumline.jobs.core.state import Cause, CauseKind
+from drumline.jobs.core.reasons import EndReason
+from drumline.jobs.core.state import (
+    Cause,
+)
 from drumline.observed import HostPhase, HostReport
 
 EXIT_FOR_RESTART = 75
@@ -299,9 +302,9 @@ def find_cause(
     if second is not None and first.error_at is not None and second.error_at is not None:
         ahead_seconds = round(second.error_at - first.error_at, 3)
     kind, error, judgement = _judge_host(first)
-    if kind is CauseKind.AMBIGUOUS_START and not starting:
-        kind = CauseKind.PROGRAM_FAILED
-    bad_host = kind is CauseKind.BAD_HOST
+    if kind is EndReason.AMBIGUOUS_START and not starting:
+        kind = EndReason.PROGRAM_FAILED
+    bad_host = kind is EndReason.BAD_HOST
     return Cause(
         kind,
         first.index,
@@ -312,39 +315,39 @@ def find_cause(
         proof=EvidenceKind.START if bad_host else "",
         claimed=bad_host and judgement is not None and not first.location,
         location=first.location if bad_host else "",
-        words=judgement.words if judgement and kind is CauseKind.AMBIGUOUS_START else "",
+        words=judgement.words if judgement and kind is EndReason.AMBIGUOUS_START else "",
     )
 
 
-def _judge_host(report: HostReport) -> tuple[CauseKind, str, Judgement | None]:
+def _judge_host(report: HostReport) -> tuple[EndReason, str, Judgement | None]:
     """Return the kind of a host's failure, its error, and the judgement of the program's output.
 
     The judgement is None if the host itself reports its fault.
     """
     error = report.error
     if report.phase is HostPhase.MISSING:
-        return CauseKind.BAD_HOST, error or "rebooted, the program is gone", None
+        return EndReason.BAD_HOST, error or "rebooted, the program is gone", None
     if report.phase is HostPhase.FAILED and is_chip_error(error):
-        return CauseKind.BAD_HOST, error, None
+        return EndReason.BAD_HOST, error, None
     if report.phase is HostPhase.FAILED:
-        return CauseKind.SETUP_FAILED, error, None
+        return EndReason.SETUP_FAILED, error, None
     if report.chip_error:
-        return CauseKind.BAD_HOST, f"{error}; {report.chip_error}".removeprefix("; "), None
+        return EndReason.BAD_HOST, f"{error}; {report.chip_error}".removeprefix("; "), None
     if report.chip_holder:
-        return CauseKind.PROGRAM_FAILED, f"{error}; the chip is held by {report.chip_holder}", None
+        return EndReason.PROGRAM_FAILED, f"{error}; the chip is held by {report.chip_holder}", None
     judgement = judge_output(
         report.exit_code, "\n".join((error, *report.tail)), _run_seconds(report)
     )
     match judgement.meaning:
         case Meaning.BAD_HOST:
-            return CauseKind.BAD_HOST, error, judgement
+            return EndReason.BAD_HOST, error, judgement
         case Meaning.AMBIGUOUS_START:
-            return CauseKind.AMBIGUOUS_START, error, judgement
+            return EndReason.AMBIGUOUS_START, error, judgement
     if requested_restart(report):
-        return CauseKind.RESTART_REQUESTED, error, judgement
+        return EndReason.RESTART_REQUESTED, error, judgement
     if ended_by_sigterm(report):
-        return CauseKind.SIGTERM, "stopped by SIGTERM from outside Drumline", judgement
-    return CauseKind.PROGRAM_FAILED, error or f"exit code {report.exit_code}", judgement
+        return EndReason.SIGTERM, "stopped by SIGTERM from outside Drumline", judgement
+    return EndReason.PROGRAM_FAILED, error or f"exit code {report.exit_code}", judgement
 
 
 _NAMED_TASK = re.compile(r"/task:(\d{1,6})|\btask[ _](?:id[ =:]*)?(\d{1,6})")
@@ -370,7 +373,7 @@ def _host_that_others_waited_for(
     error = f"hangs at the start, while host {first.index} gave up waiting for it: {first.error}"
     single = len(suspects) == 1
     return Cause(
-        CauseKind.BAD_HOST,
+        EndReason.BAD_HOST,
         suspects[0].index,
         len(reports),
         error,
@@ -425,10 +428,10 @@ def _cause_of_fault_report(
     message = fault_report.sentence.removeprefix("drumline: ")
     if bad_host is None:
         # No evidence is recorded, because the reporting host may be fine.
-        return Cause(CauseKind.BAD_HOST, reporter.index, len(reports), message, reporter.tail)
+        return Cause(EndReason.BAD_HOST, reporter.index, len(reports), message, reporter.tail)
     in_burn_in = reporter.exit_code == BURN_IN_FAILED
     evidence = EvidenceKind.BURN_IN if in_burn_in else EvidenceKind.REPLAY
-    return Cause(CauseKind.BAD_HOST, bad_host, len(reports), message, reporter.tail, proof=evidence)
+    return Cause(EndReason.BAD_HOST, bad_host, len(reports), message, reporter.tail, proof=evidence)
 
 
 def _run_seconds(report: HostReport) -> float | None:

@@ -15,7 +15,6 @@ from drumline.jobs.core.causes import (
 from drumline.jobs.core.host_history import EvidenceKind
 from drumline.jobs.core.outcomes import (
     FIRST_CONTACT_ADVICE,
-    RESTART_MESSAGES,
     after_preemption,
     current_attempt,
     end_unreachable,
@@ -27,9 +26,9 @@ from drumline.jobs.core.outcomes import (
     replace_unreachable,
     with_reason,
 )
+from drumline.jobs.core.reasons import END_RULES, EndReason
 from drumline.jobs.core.state import (
     Cause,
-    CauseKind,
     Decision,
     Effect,
     EffectKind,
@@ -124,7 +123,7 @@ def check_silence(
             if never_reached:
                 return replace_unreachable(job, placement, reports, now)
             cause = Cause(
-                CauseKind.BAD_HOST,
+                EndReason.BAD_HOST,
                 report.index,
                 len(reports),
                 message,
@@ -181,9 +180,9 @@ def check_failures(
     if not (settled and _reported_and_polled_since(since, placement, observations)):
         return _wait_for_reports_and_poll(job, placement)
     cause = find_cause(failed, reports, starting=observations.steps is None)
-    if cause.kind == CauseKind.BAD_HOST:
+    if cause.kind == EndReason.BAD_HOST:
         return replace_bad_host(job, placement, cause, observations, now, idle=idle)
-    if cause.kind == CauseKind.AMBIGUOUS_START:
+    if cause.kind == EndReason.AMBIGUOUS_START:
         identity = next(r.identity for r in reports if r.index == cause.host)
         machine = identity.get("physical_host") or f"{placement.name}/{cause.host}"
         job = record_ambiguous_start(job, cause, machine)
@@ -191,9 +190,11 @@ def check_failures(
             return replace_after_ambiguous_start(job, placement, cause, idle=idle)
         machines = len(job.unclear_on)
         same = f"the same on {machines} machines" if machines > 1 else "on other slices too"
-        cause = replace(cause, kind=CauseKind.PROGRAM_FAILED, error=f"{cause.error} ({same})")
+        cause = replace(cause, kind=EndReason.PROGRAM_FAILED, error=f"{cause.error} ({same})")
     message = f"{cause.kind} on host {cause.host}: {cause.error}"
-    return _stop(job, placement, cause, RESTART_MESSAGES.get(cause.kind, message))
+    if END_RULES[cause.kind].counts is None:
+        message = cause.kind.clause
+    return _stop(job, placement, cause, message)
 
 
 # --- No new steps -----------------------------------------------------------------------------
@@ -222,7 +223,7 @@ def check_steps(
         return _wait_for_reports_and_poll(job, placement)
     last_step = f"the last was step {steps.step:,.0f}" if steps else "none since it started"
     error = f"no step for {format_duration(now - since)}, {last_step}"
-    cause = Cause(CauseKind.STUCK, reports[0].index, len(reports), error, reports[0].tail)
+    cause = Cause(EndReason.STUCK, reports[0].index, len(reports), error, reports[0].tail)
     return _stop(job, placement, cause, error)
 
 

@@ -38,11 +38,11 @@ from drumline.jobs.core.outcomes import (
     with_reason,
 )
 from drumline.jobs.core.outputs import copy_outputs
+from drumline.jobs.core.reasons import EndReason, EventKind
 from drumline.jobs.core.requests import follow_other_requests, seek_slices
 from drumline.jobs.core.state import (
     Attempt,
     Cause,
-    CauseKind,
     Decision,
     DesiredState,
     Effect,
@@ -51,7 +51,6 @@ from drumline.jobs.core.state import (
     Event,
     Job,
     Observations,
-    Outcome,
     Placement,
     Role,
     Status,
@@ -172,7 +171,7 @@ def _unconfirmed_stop(
     if answering and too_long:
         message = f"no stop confirmed for {format_duration(timeouts.bad_silence)}"
         hosts = len(observations.reports)
-        cause = Cause(CauseKind.BAD_HOST, answering[0], hosts, message, proof=EvidenceKind.START)
+        cause = Cause(EndReason.BAD_HOST, answering[0], hosts, message, proof=EvidenceKind.START)
         return replace_bad_host(job, placement, cause, observations, now, idle=False)
     return Decision(job, effects=(Effect(EffectKind.STOP, placement),))
 
@@ -191,7 +190,7 @@ def _start_or_continue(
     run = (Effect(EffectKind.RUN, placement),)
     if attempt.sent_at is None and all(_has_code(report) for report in reports):
         job = replace(job, attempt=replace(attempt, sent_at=now))
-        return Decision(job, effects=run, events=(Event("code", ""),))
+        return Decision(job, effects=run, events=(Event(EventKind.CODE, ""),))
     if not all(r.phase in {HostPhase.RUNNING, HostPhase.EXITED} for r in reports):
         slowest = min(reports, key=lambda r: (_PHASE_ORDER[r.phase], r.index))
         reason = f"host {slowest.index}: {slowest.detail or slowest.phase.value}"
@@ -206,16 +205,18 @@ def _start_or_continue(
     decision = Decision(
         with_reason(job, "", Status.RUNNING),
         effects=run,
-        events=(Event("run", f"attempt {attempt.number}"),),
+        events=(Event(EventKind.RUN, f"attempt {attempt.number}"),),
     )
     return record_burn_in(decision, placement, reports)
 
 
 def _has_code(report: HostReport) -> bool:
-    """Return True if a host has received the code."""
-    if report.phase in {HostPhase.READY, HostPhase.RUNNING, HostPhase.EXITED}:
-        return True
-    return report.phase is HostPhase.PREPARING and report.detail.startswith("setup")
+    """Return True if a host has received the code, maybe before this server was started."""
+    return report.has_code or report.phase in {
+        HostPhase.READY,
+        HostPhase.RUNNING,
+        HostPhase.EXITED,
+    }
 
 
 _PHASE_ORDER = {phase: index for index, phase in enumerate(HostPhase)}
@@ -228,7 +229,7 @@ def _finish_succeeded(job: Job, placement: Placement, attempt: Attempt, now: flo
         "",
         now,
         effects=(Effect(EffectKind.RELEASE, placement, "the job is done"),),
-        ended=(EndedAttempt(attempt, Outcome.SUCCEEDED, ""),),
+        ended=(EndedAttempt(attempt, EndReason.SUCCEEDED, ""),),
     )
 
 
@@ -237,10 +238,9 @@ def _restart(job: Job, placement: Placement, now: float) -> Decision:
     if now < job.not_before:
         return Decision(job)
     number = job.attempts + 1
-    status = Status.RECOVERING if job.has_run else Status.STARTING
     job = replace(job, attempts=number, attempt=Attempt(number, started_at=now))
     return Decision(
-        with_reason(job, "restarting on the same slice", status),
+        with_reason(job, "restarting on the same slice", Status.STARTING),
         effects=(Effect(EffectKind.RUN, placement),),
     )
 
@@ -323,7 +323,7 @@ def _keep_for_resume(
     return Decision(
         replace(job.without(placement), reason=job_reason, kept_until=None),
         effects=(Effect(EffectKind.RELEASE, placement, release_reason),),
-        events=(Event("released", f"slice in {placement.zone}: {release_reason}"),),
+        events=(Event(EventKind.RELEASED, f"slice in {placement.zone}: {release_reason}"),),
     )
 
 
@@ -367,7 +367,7 @@ def resume_job(job: Job) -> Decision:
     resumed = resumed.without(*unfit)
     reason = "the job now requests another slice"
     effects = tuple(Effect(EffectKind.RELEASE, placement, reason) for placement in unfit)
-    event = Event("resumed", describe_slices(resumed))
+    event = Event(EventKind.RESUMED, describe_slices(resumed))
     return Decision(resumed, effects, (event,), ended)
 
 

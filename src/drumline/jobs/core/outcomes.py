@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from drumline.jobs.core.host_history import EvidenceKind
+from drumline.jobs.core.reasons import END_RULES, EndReason, EventKind
 from drumline.jobs.core.state import (
     Attempt,
     Cause,
-    CauseKind,
     Decision,
     Effect,
     EffectKind,
@@ -24,7 +24,6 @@ from drumline.jobs.core.state import (
     Event,
     Job,
     Observations,
-    Outcome,
     Placement,
     Role,
     Status,
@@ -33,11 +32,6 @@ from drumline.jobs.core.state import (
 from drumline.jobs.core.steps import Steps
 from drumline.observed import ContactFailure, Fault, FaultKind, HostPhase, HostReport
 
-RESTART_MESSAGES = {
-    CauseKind.RESTART_REQUESTED.value: "the program saved its work and asked for a restart",
-    CauseKind.SIGTERM.value: "the program was stopped by SIGTERM from outside Drumline",
-}
-"""Causes that are not failures. The program is started again and nothing is counted."""
 BACKOFF_LIMIT = 60.0
 RETRY_LIMIT = 120.0
 """The most seconds between two refused requests. It is short, so that a job notices soon when a
@@ -62,13 +56,13 @@ def after_stop(
         return Decision(job, effects=(Effect(EffectKind.STOP, placement),))
     cause = job.cause
     assert cause is not None
-    if cause.kind in RESTART_MESSAGES:
-        return _restart_uncounted(job, RESTART_MESSAGES[cause.kind], now, timeouts)
+    if END_RULES[cause.kind].counts is None:
+        return _restart_uncounted(job, cause.kind, now, timeouts)
     dead = all(r.phase in {HostPhase.EXITED, HostPhase.FAILED} for r in observations.reports)
     return _after_failure(job, placement, cause, now, timeouts, dead=dead)
 
 
-def _restart_uncounted(job: Job, message: str, now: float, timeouts: Timeouts) -> Decision:
+def _restart_uncounted(job: Job, reason: EndReason, now: float, timeouts: Timeouts) -> Decision:
     """Start the program again after an exit that is no failure; back off if it exited quickly.
 
     On a slice that is being preempted, `diagnosis` waits for the preemption instead.
@@ -84,9 +78,9 @@ def _restart_uncounted(job: Job, message: str, now: float, timeouts: Timeouts) -
         not_before=now + _backoff(departures, timeouts),
     )
     return Decision(
-        with_reason(job, f"{message}; restarting", Status.RECOVERING),
-        events=(Event("left", f"{message}; restarting"),),
-        ended=(EndedAttempt(attempt, Outcome.RESTARTED, message),),
+        with_reason(job, f"{reason.clause}; restarting", Status.STARTING),
+        events=(Event(EventKind.LEFT, f"{reason.clause}; restarting"),),
+        ended=(EndedAttempt(attempt, reason, reason.clause),),
     )
 
 
@@ -99,18 +93,15 @@ def _after_failure(
     resume: on the others it would run beside the program that is resumed.
     """
     where = f"on host {cause.host} of {cause.hosts}: {cause.error}"
-    text, outcome = f"{cause.kind} {where}", Outcome.PROGRAM_FAILED
-    if cause.kind == CauseKind.SETUP_FAILED:
-        outcome = Outcome.SETUP_FAILED
-    if cause.kind == CauseKind.STUCK:
+    text = f"{cause.kind} {where}"
+    if cause.kind is EndReason.STUCK:
         where = text = f"stuck: {cause.error}"
-        outcome = Outcome.STUCK
-    ended = EndedAttempt(current_attempt(job), outcome, text, cause)
+    ended = EndedAttempt(current_attempt(job), cause.kind, text, cause)
     failures = job.failures + 1
     job = replace(job, attempt=None, failures=failures)
     if job.allowance.failures is not None and failures > job.allowance.failures:
         count = "1 failure" if failures == 1 else f"{failures} failures, the last"
-        part = "set-up" if outcome is Outcome.SETUP_FAILED else "program"
+        part = "set-up" if cause.kind is EndReason.SETUP_FAILED else "program"
         kept = dead and job.keep_failed > 0
         job = replace(job, kept_until=now + job.keep_failed) if kept else job.without(placement)
         return finish_job(
@@ -119,13 +110,14 @@ def _after_failure(
             f"{count} of the {part} {where}",
             now,
             effects=() if kept else (Effect(EffectKind.RELEASE, placement, "the job failed"),),
-            events=(Event("failed", text),),
+            events=(Event(EventKind.FAILED, text),),
             ended=(ended,),
         )
     job = replace(job, not_before=now + _backoff(failures, timeouts))
     reason = f"{text}; restarting"
-    event = Event("stuck", reason) if outcome is Outcome.STUCK else Event("failed", text)
-    job = with_reason(job, reason, Status.RECOVERING)
+    stuck = cause.kind is EndReason.STUCK
+    event = Event(EventKind.STUCK, reason) if stuck else Event(EventKind.FAILED, text)
+    job = with_reason(job, reason, Status.STARTING)
     return Decision(job, events=(event,), ended=(ended,))
 
 
@@ -165,7 +157,7 @@ def reject_placement(
     )
     in_a_row = "" if rejections == 1 else f" ({rejections} in a row)"
     job = with_reason(job, f"rejected slice: {reason}{in_a_row}", Status.WAITING)
-    return Decision(job, effects, (Event("refused", reason), *events))
+    return Decision(job, effects, (Event(EventKind.REFUSED, reason), *events))
 
 
 def replace_bad_host(
@@ -192,8 +184,8 @@ def replace_bad_host(
     )
     in_a_row = job.bad_in_a_row + (bool(mass_failure) or not measured)
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
-    ended = (EndedAttempt(current_attempt(job), Outcome.BAD_HOST, text, cause),)
-    events = (Event("badhost", text),)
+    ended = (EndedAttempt(current_attempt(job), EndReason.BAD_HOST, text, cause),)
+    events = (Event(EventKind.BADHOST, text, _host_fields(cause, placement)),)
     job = replace(
         job, bad_hosts=job.bad_hosts + 1, bad_in_a_row=in_a_row, attempt=None, cause=cause
     )
@@ -204,8 +196,13 @@ def replace_bad_host(
         job = job.without(placement)
         return finish_job(job, Status.FAILED, reason, now, release, events, ended)
     job, effects, held_back = _release_or_hold_back(job, placement, text, idle=idle)
-    job = with_reason(job, f"{text}; slice being replaced", Status.RECOVERING)
+    job = with_reason(job, f"{text}; slice being replaced", Status.WAITING)
     return Decision(job, effects, (*events, *held_back), ended)
+
+
+def _host_fields(cause: Cause, placement: Placement) -> dict[str, str | float | None]:
+    """Return the fields of an event about one host."""
+    return {"host": cause.host, "hosts": cause.hosts, "error": cause.error, "zone": placement.zone}
 
 
 OTHER_SLICES = 2
@@ -236,8 +233,9 @@ def replace_after_ambiguous_start(
     Nothing is counted, and no host is blamed.
     """
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
-    ended = (EndedAttempt(current_attempt(job), Outcome.AMBIGUOUS_START, text, cause),)
-    events = (Event("unclear", f"{text}; trying another slice"),)
+    ended = (EndedAttempt(current_attempt(job), EndReason.AMBIGUOUS_START, text, cause),)
+    fields = _host_fields(cause, placement)
+    events = (Event(EventKind.UNCLEAR, f"{text}; trying another slice", fields),)
     job = replace(job, unclear_starts=job.unclear_starts + 1, attempt=None, cause=cause)
     job, effects, held_back = _release_or_hold_back(job, placement, text, idle=idle)
     job = with_reason(job, f"{text}; trying another slice", Status.WAITING)
@@ -320,12 +318,12 @@ def replace_unreachable(
     slices = UNREACHED_AFTER_CONTACT if job.reached or job.has_run else advice.slices
     if unreached >= slices:
         return end_unreachable(job, placement, f"{reason}; {advice.change}", now)
-    ended = EndedAttempt(current_attempt(job), Outcome.UNREACHABLE, reason)
+    ended = EndedAttempt(current_attempt(job), EndReason.UNREACHABLE, reason)
     job = replace(job.without(placement), attempt=None, cause=None)
     return Decision(
         with_reason(job, f"{reason}; trying another slice", Status.WAITING),
         effects=(Effect(EffectKind.RELEASE, placement, reason),),
-        events=(Event("unreachable", reason),),
+        events=(Event(EventKind.UNREACHABLE, reason),),
         ended=(ended,),
     )
 
@@ -338,7 +336,7 @@ def end_unreachable(job: Job, placement: Placement, reason: str, now: float) -> 
         reason,
         now,
         effects=(Effect(EffectKind.RELEASE, placement, "its hosts cannot be reached"),),
-        ended=(EndedAttempt(current_attempt(job), Outcome.UNREACHABLE, reason),),
+        ended=(EndedAttempt(current_attempt(job), EndReason.UNREACHABLE, reason),),
     )
 
 
@@ -354,18 +352,20 @@ def after_preemption(
     attempt: Attempt | None = job.attempt
     ended: tuple[EndedAttempt, ...] = ()
     if attempt is not None and not continues:
-        ended = (EndedAttempt(attempt, Outcome.PREEMPTED, reason),)
+        ended = (EndedAttempt(attempt, EndReason.PREEMPTED, reason),)
         attempt = None
     job = replace(job.without(placement), preemptions=preemptions, attempt=attempt, cause=None)
     release = (Effect(EffectKind.RELEASE, placement, reason),)
     position = f"in {placement.zone}: {reason}" if steps is None else _format_position(steps)
-    events = (Event("preempted", f"slice preempted {position}"),)
+    fields: dict[str, str | float | None] = {"zone": placement.zone, "reason": reason}
+    if steps is not None:
+        fields |= {"step": steps.step, "checkpoint": steps.checkpoint}
+    events = (Event(EventKind.PREEMPTED, f"slice preempted {position}", fields),)
     if job.allowance.preemptions is not None and preemptions > job.allowance.preemptions:
         count = "1 preemption" if preemptions == 1 else f"{preemptions} preemptions, the last"
         job_reason = f"{count} in {placement.zone}: {reason}"
         return finish_job(job, Status.FAILED, job_reason, now, release, events, ended)
-    status = Status.WAITING if continues else Status.RECOVERING
-    job = with_reason(job, f"slice preempted in {placement.zone}", status)
+    job = with_reason(job, f"slice preempted in {placement.zone}", Status.WAITING)
     return Decision(job, release, events, ended)
 
 
@@ -379,17 +379,17 @@ def _format_position(steps: Steps) -> str:
 
 def cancelled_attempt(job: Job) -> tuple[EndedAttempt, ...]:
     """Return the current attempt as ended by the user; empty if there is none."""
-    return (EndedAttempt(job.attempt, Outcome.CANCELLED, ""),) if job.attempt else ()
+    return (EndedAttempt(job.attempt, EndReason.CANCELLED, ""),) if job.attempt else ()
 
 
 def after_internal_error(job: Job, message: str, now: float) -> Decision:
     """End a job that Drumline itself cannot handle. Its checkpoints and logs stay for a resume."""
     release = tuple(Effect(EffectKind.RELEASE, placement, message) for placement in job.placements)
     attempt = job.attempt
-    ended = (EndedAttempt(attempt, Outcome.INTERNAL_ERROR, message),) if attempt else ()
+    ended = (EndedAttempt(attempt, EndReason.INTERNAL_ERROR, message),) if attempt else ()
     job = replace(job, placements=(), kept_until=None)
     if job.status.ended:
-        return Decision(job, release, (Event("released", message),))
+        return Decision(job, release, (Event(EventKind.RELEASED, message),))
     return finish_job(job, Status.FAILED, message, now, effects=release, ended=ended)
 
 
@@ -407,7 +407,7 @@ def record_burn_in(
     warnings = [f"host {r.index}: {r.burn_in_message}" for r in tested if r.burn_in == "warn"]
     text = f"passed in {slowest:.0f} s" + (f", but {'; '.join(warnings)}" if warnings else "")
     job = decision.job.placed(replace(placement, proved=True))
-    return replace(decision, job=job, events=(Event("burnin", text), *decision.events))
+    return replace(decision, job=job, events=(Event(EventKind.BURNIN, text), *decision.events))
 
 
 RUN_SECONDS = 600.0
@@ -475,7 +475,7 @@ def finish_job(
 ) -> Decision:
     """End a job with this status."""
     job = replace(job, status=status, reason=reason, attempt=None, ended_at=now, refusals=0)
-    return Decision(job, effects, (*events, Event(status.value.lower(), reason)), ended)
+    return Decision(job, effects, (*events, Event(EventKind(status.value.lower()), reason)), ended)
 
 
 # --- Slices held back -------------------------------------------------------------------------
@@ -497,7 +497,7 @@ def _release_or_hold_back(
         return job.without(placement), (Effect(EffectKind.RELEASE, placement, reason),), ()
     job = job.placed(replace(placement, role=Role.HELD_BACK))
     where = f"{placement.chips} chips in {placement.zone}"
-    return job, (), (Event("parked", f"{placement.name} ({where}) until another runs"),)
+    return job, (), (Event(EventKind.PARKED, f"{placement.name} ({where}) until another runs"),)
 
 
 def release_unneeded(decision: Decision, observations: Observations) -> Decision:
@@ -579,7 +579,7 @@ def _release_all_held_back(decision: Decision, reason: str) -> Decision:
         Effect(EffectKind.RELEASE, placement, f"held back; {reason}") for placement in held_back
     )
     slices = "1 held-back slice" if len(held_back) == 1 else f"{len(held_back)} held-back slices"
-    event = Event("released", f"{slices} released: {reason}")
+    event = Event(EventKind.RELEASED, f"{slices} released: {reason}")
     return decision.then(Decision(job.without(*held_back), effects, (event,)))
 
 

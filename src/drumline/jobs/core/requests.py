@@ -21,6 +21,7 @@ from drumline.jobs.core.outcomes import (
     with_backoff,
     with_reason,
 )
+from drumline.jobs.core.reasons import EndReason, EventKind
 from drumline.jobs.core.refusals import RefusalAction, action_for, leaves_candidate
 from drumline.jobs.core.state import (
     Attempt,
@@ -32,7 +33,6 @@ from drumline.jobs.core.state import (
     Event,
     Job,
     Observations,
-    Outcome,
     Placement,
     PlacementObservation,
     Role,
@@ -107,7 +107,13 @@ def _request(job: Job, candidate: Candidate, now: float) -> Decision:
     return Decision(
         job,
         effects=(Effect(EffectKind.REQUEST, placement),),
-        events=(Event("asked", f"{candidate.accelerator} in {candidate.zone}"),),
+        events=(
+            Event(
+                EventKind.ASKED,
+                f"{candidate.accelerator} in {candidate.zone}",
+                {"accelerator": candidate.accelerator, "zone": candidate.zone},
+            ),
+        ),
     )
 
 
@@ -154,7 +160,7 @@ def request_refused(
         # Nothing exists in the cloud, so the same request is repeated under the same name.
         refused = job.placed(_repeated(placement, refusal, now, timeouts))
         known = any(request.refusal == refusal.text for request in job.requests)
-        events = () if placement.refusals or known else (Event("waiting", refusal.text),)
+        events = () if placement.refusals or known else (Event(EventKind.WAITING, refusal.text),)
         decision = Decision(_waiting(refused, refusal.text), events=events)
         return release_if_blocking(decision, fault)
     decision = _drop(job, placement, refusal, now, timeouts)
@@ -208,7 +214,7 @@ def _drop(
             decision = Decision(
                 _waiting(job, text),
                 effects=(release,),
-                events=(Event("waiting", text),),
+                events=(Event(EventKind.WAITING, text, _place(placement)),),
             )
             return release_if_blocking(decision, fault)
         case RefusalAction.PREEMPTION:
@@ -220,7 +226,7 @@ def _drop(
                 text,
                 now,
                 effects=(release,),
-                ended=(EndedAttempt(current_attempt(job), Outcome.REFUSED, text),),
+                ended=(EndedAttempt(current_attempt(job), EndReason.REFUSED, text),),
             )
 
 
@@ -261,7 +267,7 @@ def _try_next_candidate(
             Effect(EffectKind.NO_CAPACITY, placement, reason, words, fault),
             Effect(EffectKind.RELEASE, placement, reason),
         ),
-        events=(Event("waiting", text),),
+        events=(Event(EventKind.WAITING, text, _place(placement) | {"fault": fault.value}),),
     )
 
 
@@ -349,7 +355,7 @@ def _take_ready_slices(
     return Decision(
         with_reason(job, "connecting to the hosts", Status.STARTING),
         effects=(Effect(EffectKind.RUN, active),),
-        events=(Event("slice", text),),
+        events=(Event(EventKind.SLICE, text, _place(active) | {"hosts": active.hosts}),),
     )
 
 
@@ -390,6 +396,16 @@ def _with_waiting_reason(
     if len(queued) == len(requests) and all(now - r.asked_at > timeouts.waiting for r in queued):
         return release_held_back(decision)
     return decision
+
+
+def _place(placement: Placement) -> dict[str, str | float | None]:
+    """Return the fields of an event that say which slices and where."""
+    return {
+        "name": placement.name,
+        "accelerator": placement.accelerator,
+        "zone": placement.zone,
+        "chips": placement.chips,
+    }
 
 
 def _zones(requests: Iterable[Placement]) -> str:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from drumline.chips import slice_of
+from drumline.jobs.core.reasons import EndReason, EventKind
 from drumline.jobs.core.steps import Steps
 from drumline.observed import FaultKind, HostReport, ListedPlacement, PlacementState, Refusal
 
@@ -47,6 +48,21 @@ class Status(StrEnum):
         return self in {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
 
 
+_FAILS = frozenset({Status.FAILED, Status.CANCELLED})
+_RESTARTS = frozenset({Status.QUEUED})
+TRANSITIONS: Mapping[Status, frozenset[Status]] = {
+    Status.QUEUED: _FAILS | {Status.WAITING, Status.STARTING, Status.RECOVERING},
+    Status.WAITING: _FAILS | _RESTARTS | {Status.STARTING},
+    Status.STARTING: _FAILS | _RESTARTS | {Status.WAITING, Status.RUNNING},
+    Status.RUNNING: _FAILS | _RESTARTS | {Status.RECOVERING, Status.SUCCEEDED},
+    Status.RECOVERING: _FAILS | _RESTARTS | {Status.RUNNING},
+    Status.SUCCEEDED: frozenset(),
+    Status.FAILED: _RESTARTS,
+    Status.CANCELLED: _RESTARTS,
+}
+"""The changes of a job's status. `docs/jobs.md` has them as a diagram."""
+
+
 class DesiredState(StrEnum):
     """The state that the user wants a job to reach."""
 
@@ -55,26 +71,6 @@ class DesiredState(StrEnum):
     DELETE = "delete"
     RESTART = "restart"
     """A cancelled job was resumed before its program had stopped. It restarts after the stop."""
-
-
-class Outcome(StrEnum):
-    """The way in which an attempt ended."""
-
-    SUCCEEDED = "succeeded"
-    PROGRAM_FAILED = "program failed"
-    SETUP_FAILED = "set-up failed"
-    STUCK = "stuck"
-    RESTARTED = "left"
-    """The program asked for a restart or received a SIGTERM from outside. It is started again."""
-    PREEMPTED = "preempted"
-    BAD_HOST = "bad host"
-    AMBIGUOUS_START = "ambiguous start"
-    UNREACHABLE = "unreachable"
-    """No host of the slices could be reached over SSH, or a file that this needs is missing."""
-    CANCELLED = "cancelled"
-    REFUSED = "refused"
-    INTERNAL_ERROR = "internal error"
-    """Drumline itself failed."""
 
 
 class Role(StrEnum):
@@ -165,27 +161,11 @@ class Attempt:
     """True if the program has succeeded, and the job ends as soon as its outputs are copied."""
 
 
-class CauseKind(StrEnum):
-    """The kind of a failure."""
-
-    BAD_HOST = "bad host"
-    PROGRAM_FAILED = "program failed"
-    SETUP_FAILED = "set-up failed"
-    AMBIGUOUS_START = "ambiguous start"
-    """The chips did not start, because of the host or of the program."""
-    STUCK = "stuck"
-    RESTART_REQUESTED = "go on later"
-    """The program saved its work and exited with the code that asks for a restart."""
-    SIGTERM = "told to end"
-    """A SIGTERM that Drumline did not send ended the program."""
-
-
 @dataclass(frozen=True)
 class Cause:
     """The reason why an attempt failed: the first host that failed, and its earliest error."""
 
-    kind: str
-    """A `CauseKind`."""
+    kind: EndReason
     host: int
     hosts: int
     error: str
@@ -496,8 +476,10 @@ class Effect:
 class Event:
     """A line of the job's history."""
 
-    kind: str
+    kind: EventKind
     text: str
+    fields: Mapping[str, str | float | None] = field(default_factory=dict)
+    """The facts in the text, for programs."""
 
 
 @dataclass(frozen=True)
@@ -505,7 +487,7 @@ class EndedAttempt:
     """An attempt that is over."""
 
     attempt: Attempt
-    outcome: Outcome
+    reason: EndReason
     detail: str
     cause: Cause | None = None
 

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from drumline.jobs.core.host_history import HostRecord
+from drumline.jobs.core.reasons import EventKind
 from drumline.jobs.core.state import (
     Attempt,
     Candidate,
@@ -271,7 +272,7 @@ class Store:
             ).fetchone()
             job = make(f"{row['number']:06}")
             self._write_state(job, job.created_at)
-            self._write_events(job, (Event("created", name),), job.created_at)
+            self._write_events(job, (Event(EventKind.CREATED, name),), job.created_at)
         return Record(job, user, name, stored_spec)
 
     def living(self) -> list[Record]:
@@ -390,7 +391,7 @@ class Store:
                     "UPDATE attempts SET ended = ?, outcome = ?, detail = ?, hosts = ?"
                     " WHERE job = ? AND number = ?",
                     (
-                        now, ended.outcome.value, ended.detail, hosts,
+                        now, ended.reason.outcome, ended.detail, hosts,
                         job.id, ended.attempt.number,
                     ),
                 )  # fmt: skip
@@ -411,8 +412,8 @@ class Store:
     def add_event(self, job_id: str, event: Event, now: float) -> None:
         """Add an event to a job's history."""
         self._db.execute(
-            "INSERT INTO events (job, time, kind, text) VALUES (?, ?, ?, ?)",
-            (job_id, now, event.kind, event.text),
+            "INSERT INTO events (job, time, kind, text, fields) VALUES (?, ?, ?, ?, ?)",
+            (job_id, now, event.kind.value, event.text, json.dumps(event.fields)),
         )
 
     def remove(self, job_id: str) -> None:
@@ -437,10 +438,10 @@ class Store:
     def events(self, job_id: str, after: int = 0) -> list[dict[str, Any]]:
         """Return the events of a job after a given one."""
         rows = self._db.execute(
-            "SELECT id, time, kind, text FROM events WHERE job = ? AND id > ? ORDER BY id",
+            "SELECT id, time, kind, text, fields FROM events WHERE job = ? AND id > ? ORDER BY id",
             (job_id, after),
         )
-        return [dict(row) for row in rows]
+        return [dict(row) | {"fields": json.loads(row["fields"])} for row in rows]
 
     def slices(self, job_id: str) -> list[SliceRow]:
         """Return every placement that a job has requested."""
@@ -585,8 +586,8 @@ class Store:
 
     def _write_events(self, job: Job, events: Iterable[Event], now: float) -> None:
         self._db.executemany(
-            "INSERT INTO events (job, time, kind, text) VALUES (?, ?, ?, ?)",
-            [(job.id, now, event.kind, event.text) for event in events],
+            "INSERT INTO events (job, time, kind, text, fields) VALUES (?, ?, ?, ?, ?)",
+            [(job.id, now, e.kind.value, e.text, json.dumps(e.fields)) for e in events],
         )
 
     # The times in a job's state are of a clock that never jumps. The rows are for display and have

@@ -177,6 +177,11 @@ def _create_zone_events(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX events_of_zone ON zone_events (accelerator, zone)")
 
 
+def _add_fields_of_events(db: sqlite3.Connection) -> None:
+    """Add the facts of an event as JSON."""
+    db.execute("ALTER TABLE events ADD COLUMN fields TEXT NOT NULL DEFAULT '{}'")
+
+
 _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create_tables,
     _add_search_columns,
@@ -185,4 +190,5 @@ _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _add_program_of_slice,
     _list_placements,
     _create_zone_events,
+    _add_fields_of_events,
 )
