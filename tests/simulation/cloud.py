@@ -110,7 +110,7 @@ class EndlessDeletion:
 
 @dataclass
 class BilledSlice:
-    """The time for which a slice is billed."""
+    """The time for which a slice is billed, from READY on."""
 
     node: Node
     began_at: float
@@ -118,7 +118,7 @@ class BilledSlice:
 
     def seconds(self, now: float) -> float:
         """Return the seconds until the slice was deleted, or until now."""
-        return (now if self.ended is None else self.ended) - self.began_at
+        return max(0.0, (now if self.ended is None else self.ended) - self.began_at)
 
 
 class SimulatedCloud:
@@ -227,7 +227,8 @@ class SimulatedCloud:
             self._environment.spawn(self._boot_host(host, self._stream.delay(5.0, 240.0, 0.1)))
         addresses = tuple(HostAddress(h.address.ssh_ip, 22, h.address.internal_ip) for h in hosts)
         self.fleet.hosts_booted(node, addresses)
-        self.billed_slices.append(BilledSlice(node, self._environment.now()))
+        ready_at = max(node.ready_at, self._environment.now())
+        self.billed_slices.append(BilledSlice(node, ready_at))
         self.notify()
 
     async def _boot_host(self, host: Host, seconds: float) -> None:
