@@ -30,16 +30,17 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # the simulation is in the tests
 
-from tests.simulation import hosts, programs
+from tests.simulation import hosts, programs, server
 from tests.simulation.cloud import Conditions, SimulatedCloud
 from tests.simulation.environment import Environment, RandomStreams, Stream
-from tests.simulation.hosts import HostRun
+from tests.simulation.hosts import Host, HostRun
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.programs import Plan
 from tests.simulation.runs import fix_hash_seed, run_all
 from tests.simulation.server import Server, isolate
 
 from drumline.chips import price
+from drumline.cloud.model.resources import NodeState
 from drumline.cloud.protocol import CloudError, PlacementRequest
 from drumline.observed import ListedPlacement, PlacementState
 
@@ -50,7 +51,9 @@ JOBS = ("000001", "000002")
 PROGRAM = Plan(steps=1 << 20, seconds=30.0, save_every=20, on_sigterm="leaves")
 """The program saves a checkpoint every ten minutes, and one on SIGTERM."""
 SETUP_SECONDS = 15.0
-"""The seconds that a script takes from READY to the start of the program."""
+"""The seconds that a script takes from the first login to the start of the program."""
+LOGIN_SECONDS = 5.0
+"""The seconds between two attempts of a script to log in to hosts that still boot."""
 POLL_SECONDS = 60.0
 """The seconds between two polls of the cloud. Drumline polls sooner after a host reports an
 error.
@@ -170,15 +173,29 @@ class SpotWorld:
             await asyncio.sleep(POLL_SECONDS)
         return False
 
-    async def run_until_lost(self, job: str, attempt: int, name: str, zone: str) -> None:
-        """Run the program until the slice is lost, and delete the slice."""
+    def ready_hosts(self, name: str, zone: str) -> list[Host]:
+        """Return the hosts of a slice that is READY; empty if it is not."""
+        return [
+            host
+            for node in self.cloud.ready_nodes(zone)
+            if node.spec.name.endswith(f"/{name}") and node.state is NodeState.READY
+            for host in self.cloud.hosts_of(node)
+        ]
+
+    async def start_program(self, job: str, attempt: int, name: str, zone: str) -> None:
+        """Start the program once all hosts of a ready slice accept logins, unless it is lost."""
+        while not all(host.up for host in self.ready_hosts(name, zone)):
+            await asyncio.sleep(LOGIN_SECONDS)
         await asyncio.sleep(SETUP_SECONDS)
-        nodes = [n for n in self.cloud.ready_nodes(zone) if n.spec.name.endswith(f"/{name}")]
-        hosts = [host for node in nodes for host in self.cloud.hosts_of(node)]
-        for rank, host in enumerate(hosts):
-            run = HostRun(host, job, job, attempt, rank, len(hosts))
+        slice_hosts = self.ready_hosts(name, zone)
+        for rank, host in enumerate(slice_hosts):
+            run = HostRun(host, job, job, attempt, rank, len(slice_hosts))
             host.attempts[job] = run
             host._start(run, {"coordinator": ""})
+
+    async def run_until_lost(self, job: str, attempt: int, name: str, zone: str) -> None:
+        """Run the program until the slice is lost, and delete the slice."""
+        await self.start_program(job, attempt, name, zone)
         while (
             placement := await self.find_placement(name, zone)
         ) is not None and placement.state is not PlacementState.LOST:
@@ -274,10 +291,10 @@ class Figures:
 
 
 def use_real_intervals() -> None:
-    """Set the report intervals of hosts and programs to the real ones. The simulation uses longer
-    ones.
-    """
+    """Replace the intervals and limits of the simulation by the real ones."""
     hosts.BEAT, programs.BEAT = 30.0, 60.0
+    server.WATCH_SILENCE = 180.0
+    server.REQUESTS_PER_MINUTE = 30.0
     # Programs save in the background under every policy, and no program writes after its end.
     programs.WRITING = programs.LATE = 0.0
 

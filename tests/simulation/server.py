@@ -48,6 +48,8 @@ REQUESTS_PER_MINUTE = 12.0
 
 A new server starts with a full minute's.
 """
+WATCH_SILENCE = 2 * BEAT
+"""Seconds without a line of `watch` after which the server replaces the connection."""
 
 
 class ServerKilled(Exception):
@@ -84,7 +86,7 @@ class Server:
         self._config = replace(
             config,
             requests_per_minute=REQUESTS_PER_MINUTE,
-            timing=replace(config.timing, watch_silence=2 * BEAT),
+            timing=replace(config.timing, watch_silence=WATCH_SILENCE),
         )
         self.starts = 0
         self.started: list[float] = []
