@@ -1,14 +1,14 @@
-"""Compare the goodput of the job manager with three simpler policies on changing spot capacity.
+"""Compare the goodput of the job manager with simpler policies on changing spot capacity.
 
     .venv/bin/python benchmarks/goodput.py [--days 3] [--worlds 4]
 
 Two endless jobs run for days of virtual time in the simulation of `make simulate`. Three zones have
 random capacity traces: each zone has capacity or none for random durations, and a zone that loses
 its capacity preempts all of its slices. No public trace of TPU capacity is known to the authors.
-The traces are drawn from the statistics of SkyPilot's public traces of spot GPUs
-(github.com/skypilot-org/spot-traces): the fraction of time in which a zone has capacity, and the
-median length of such a period. In each world all policies run with the same traces, zones and
-programs.
+The traces of the first two climates are drawn from the statistics of SkyPilot's public traces of
+spot GPUs (github.com/skypilot-org/spot-traces): the fraction of time in which a zone has capacity,
+and the median length of such a period. The third climate is drawn from single observations of TPUs
+(see `BimodalPeriods`). In each world all policies run with the same traces, zones and programs.
 
 "Useful" is training time that is in a checkpoint. "Paid" is the time of a slice from READY to its
 deletion. The share of useful hours is printed with the standard error of its mean over the worlds.
@@ -23,10 +23,10 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 sys.path.append(str(Path(__file__).parents[1]))  # the simulation is in the tests
 
@@ -40,11 +40,11 @@ from tests.simulation.runs import fix_hash_seed, run_all
 from tests.simulation.server import Server, isolate
 
 from drumline.chips import price
-from drumline.cloud.model.resources import NodeState
+from drumline.cloud.model.resources import NodeState, RequestState
 from drumline.cloud.protocol import CloudError, PlacementRequest
 from drumline.observed import ListedPlacement, PlacementState
 
-HOUR, DAY = 3600.0, 86400.0
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
 KIND, CHIPS = "v5litepod-16", 16
 JOBS = ("000001", "000002")
@@ -60,6 +60,8 @@ error.
 """
 ZONE_SECONDS = 600.0
 """The seconds that "zone by zone" waits for a zone."""
+NOTICES = (0.0, 30.0)
+"""The notice of a preemption in seconds, each as likely as the other."""
 SETTINGS = f"""
 cloud: google
 project: lab-tpu-1
@@ -68,70 +70,238 @@ look_seconds: {POLL_SECONDS:.0f}
 """
 
 
+# Capacity -----------------------------------------------------------------------------------------
+
+
+class ZoneStatistics(Protocol):
+    """The statistics of the capacity of one zone."""
+
+    @property
+    def up_fraction(self) -> float:
+        """The fraction of time in which the zone has capacity."""
+
+    def draw_seconds(self, stream: Stream, has_capacity: bool) -> float:
+        """Draw the duration of a period with or without capacity."""
+
+
+@dataclass(frozen=True)
+class LognormalPeriods:
+    """Periods of similar length, with and without capacity."""
+
+    up_fraction: float
+    hours: float
+    """The median length of a period with capacity, in hours."""
+
+    def draw_seconds(self, stream: Stream, has_capacity: bool) -> float:
+        """Draw the duration of a period with or without capacity."""
+        sigma = 1.0
+        mean_up = self.hours * HOUR * math.exp(sigma**2 / 2)
+        mean_down = mean_up * (1 - self.up_fraction) / self.up_fraction
+        mean_seconds = mean_up if has_capacity else mean_down
+        return mean_seconds * stream.lognormvariate(-(sigma**2) / 2, sigma)
+
+
+@dataclass(frozen=True)
+class LogUniform:
+    """A log-uniform distribution of durations in seconds."""
+
+    shortest: float
+    longest: float
+
+    @property
+    def mean(self) -> float:
+        """The mean duration."""
+        return (self.longest - self.shortest) / math.log(self.longest / self.shortest)
+
+    def draw(self, stream: Stream) -> float:
+        """Draw a duration."""
+        return self.shortest * math.pow(self.longest / self.shortest, stream.random())
+
+
+SHORT_LIFE = LogUniform(10 * MINUTE, 25 * MINUTE)
+LONG_LIFE = LogUniform(4 * HOUR, 12 * HOUR)
+SHORT_GAP = LogUniform(1 * MINUTE, 5 * MINUTE)
+LONG_GAP = LogUniform(1 * HOUR, 10 * HOUR)
+PROMPT_SECONDS = 5 * MINUTE
+"""The age of a request after which the cloud neglects it."""
+NEGLECT_SECONDS = 70 * MINUTE
+"""The seconds for which the cloud neglects a request."""
+
+
+@dataclass(frozen=True)
+class BimodalPeriods:
+    """Periods that are either short or long, from single observations of spot TPUs.
+
+    - A slice dies early or lives for hours. `SHORT_LIFE`: spot TPUs were "routinely" preempted
+      after 10 to 25 minutes in bad zones (marin issue 5976). `LONG_LIFE`: 256 chips of v5p were
+      lost twice in one night (gpu-tpu-pedia, experiment log, section 4.7), and slices of v2 and v3
+      4 to 11 times in 3.5 to 4.5 days (skypilot pull request 1500).
+    - A request is granted within minutes or not for hours. `SHORT_GAP`: 16 hosts of TPU7x that were
+      deleted and requested again were ready within 5 minutes (gpu-tpu-pedia, section 5), and three
+      slices in a row lived for 2 to 3 minutes (section 9). `LONG_GAP`: 64 hosts of v5p came back
+      after one hour (section 4.7), and six requests for TPU7x got nothing for ten hours (section
+      9).
+    - A waiting request has no place in a queue. `PROMPT_SECONDS` and `NEGLECT_SECONDS`: a pool of
+      TPU7x that waited got nothing in 1.5 hours, while the same request, made again, was served
+      within 5 minutes (section 5). A request that was abandoned after 10 minutes, but not deleted,
+      was granted 70 minutes later (marin issue 4724). So a request is granted at once if the zone
+      has capacity. If the capacity returns when the request is older than `PROMPT_SECONDS`, the
+      cloud neglects it for `NEGLECT_SECONDS` more, and grants it afterwards if there is capacity
+      then, whether or not somebody still wants it.
+
+    The shares of short periods are not observed. They are chosen for zones that have capacity for
+    22 %, 53 % and 69 % of the time. The AWS zones in "Can't Be Late" (NSDI 2024) had it for 4 to
+    40 % (bad) and 43 to 78 % (good).
+    """
+
+    short_lives: float
+    """The share of short periods among those with capacity."""
+    short_gaps: float
+    """The share of short periods among those without capacity."""
+
+    @property
+    def up_fraction(self) -> float:
+        """The fraction of time in which the zone has capacity."""
+        up = self.short_lives * SHORT_LIFE.mean + (1 - self.short_lives) * LONG_LIFE.mean
+        down = self.short_gaps * SHORT_GAP.mean + (1 - self.short_gaps) * LONG_GAP.mean
+        return up / (up + down)
+
+    def draw_seconds(self, stream: Stream, has_capacity: bool) -> float:
+        """Draw the duration of a period with or without capacity."""
+        short_share = self.short_lives if has_capacity else self.short_gaps
+        short, long = (SHORT_LIFE, LONG_LIFE) if has_capacity else (SHORT_GAP, LONG_GAP)
+        return (short if stream.bernoulli(short_share) else long).draw(stream)
+
+
 @dataclass(frozen=True)
 class Climate:
     """The statistics of the traces, from the worst zone to the best."""
 
     name: str
-    up_fraction: tuple[float, float, float]
-    """The fraction of time in which a zone has capacity."""
-    hours: tuple[float, float, float]
-    """The median length of a period with capacity, in hours."""
+    description: str
+    zones: tuple[ZoneStatistics, ZoneStatistics, ZoneStatistics]
+    neglects_old_requests: bool = False
+    """True if the cloud neglects waiting requests (see `BimodalPeriods`)."""
 
 
 CLIMATES = (
-    Climate("one node each: up 17-90 %, for 0.3-1.4 h", (0.17, 0.55, 0.90), (0.3, 0.8, 1.4)),
-    Climate("four nodes: up 30-79 %, for 0.8-2.6 h", (0.30, 0.55, 0.79), (0.8, 1.6, 2.6)),
+    Climate(
+        "one node",
+        "one node each: up 17-90 %, for 0.3-1.4 h",
+        (LognormalPeriods(0.17, 0.3), LognormalPeriods(0.55, 0.8), LognormalPeriods(0.90, 1.4)),
+    ),
+    Climate(
+        "four nodes",
+        "four nodes: up 30-79 %, for 0.8-2.6 h",
+        (LognormalPeriods(0.30, 0.8), LognormalPeriods(0.55, 1.6), LognormalPeriods(0.79, 2.6)),
+    ),
+    Climate(
+        "bimodal",
+        "bimodal: up 22-69 %, for 10-25 min or 4-12 h, then down for minutes or hours",
+        (BimodalPeriods(0.9, 0.1), BimodalPeriods(0.6, 0.3), BimodalPeriods(0.4, 0.5)),
+        neglects_old_requests=True,
+    ),
 )
 
 
-def trace(stream: Stream, up_fraction: float, hours: float) -> Iterator[tuple[bool, float]]:
-    """Yield endless periods: True if the zone has capacity, and the duration in seconds."""
-    sigma = 1.0
-    mean_up = hours * HOUR * math.exp(sigma**2 / 2)
-    mean_down = mean_up * (1 - up_fraction) / up_fraction
-    has_capacity = stream.bernoulli(up_fraction)
-    while True:
-        mean_seconds = mean_up if has_capacity else mean_down
-        yield has_capacity, mean_seconds * stream.lognormvariate(-(sigma**2) / 2, sigma)
-        has_capacity = not has_capacity
+@dataclass(frozen=True)
+class Period:
+    """A period in which a zone has capacity. Times are seconds since the start of the world."""
+
+    zone: str
+    begin: float
+    end: float
+    notice: float
+    """The notice before slices are preempted, which begins at `end`."""
+
+
+def draw_periods(
+    zone: str, zone_statistics: ZoneStatistics, streams: RandomStreams, until: float
+) -> tuple[Period, ...]:
+    """Draw the periods with capacity that begin before `until`."""
+    trace, notices = streams[f"trace {zone}"], streams[f"notice {zone}"]
+    periods, begin = [], 0.0
+    has_capacity = trace.bernoulli(zone_statistics.up_fraction)
+    while begin < until:
+        end = begin + zone_statistics.draw_seconds(trace, has_capacity)
+        if has_capacity:
+            periods.append(Period(zone, begin, end, notices.choice(NOTICES)))
+        begin, has_capacity = end, not has_capacity
+    return tuple(periods)
+
+
+def draw_capacity(climate: Climate, seed: int, until: float) -> tuple[Period, ...]:
+    """Draw the periods of all zones, with the worst zone at a random position of the list.
+
+    Every random stream depends only on the seed and its name. So the whole trace can be drawn in
+    advance, and no random number of the simulation changes.
+    """
+    streams = RandomStreams(seed)
+    climate_indices = list(range(len(ZONES)))
+    streams["zones"].shuffle(climate_indices)
+    periods = [
+        period
+        for zone, index in zip(ZONES, climate_indices, strict=True)
+        for period in draw_periods(zone, climate.zones[index], streams, until)
+    ]
+    return tuple(sorted(periods, key=lambda period: period.begin))
+
+
+# The world ----------------------------------------------------------------------------------------
 
 
 class SpotWorld:
     """Three zones, the programs of the jobs, and the policy that manages them."""
 
-    def __init__(self, seed: int, climate: Climate, home: Path) -> None:
-        """Create the world without running it."""
+    def __init__(self, climate: Climate, seed: int, seconds: float, home: Path) -> None:
+        """Create the world without running it. `seconds` is its duration."""
         streams = RandomStreams(seed)
         self.loop = SimulatedLoop(streams["order"])
         asyncio.set_event_loop(self.loop)
         self.environment = Environment(self.loop, streams)
+        self.start = self.environment.now()
+        self.seconds = seconds
         self.cloud = SimulatedCloud(self.environment, ZONES, 0)
         self.cloud.conditions = Conditions(failure_rate=0.002)
         self.server = Server(self.environment, self.cloud, home, SETTINGS)
-        climate_indices = list(range(3))
-        streams["zones"].shuffle(climate_indices)
         self.zones = ZONES  # the user's order, in ignorance of the best zone
-        for zone, climate_index in zip(ZONES, climate_indices, strict=True):
-            weather = trace(
-                streams[f"trace {zone}"],
-                climate.up_fraction[climate_index],
-                climate.hours[climate_index],
-            )
-            self.environment.spawn(self._apply_trace(zone, weather))
+        self.periods = draw_capacity(climate, seed, seconds)
+        self._neglects_old_requests = climate.neglects_old_requests
+        for zone in ZONES:
+            periods = [period for period in self.periods if period.zone == zone]
+            self.environment.spawn(self._apply_trace(periods))
         self.environment.spawn(self.cloud.live())
 
-    async def _apply_trace(self, zone: str, periods: Iterator[tuple[bool, float]]) -> None:
-        stream = self.environment.streams[f"notice {zone}"]
-        for has_capacity, seconds in periods:
-            self.cloud.fleet.limits.capacity[zone] = {
-                "v5e": CHIPS * len(JOBS) if has_capacity else 0
-            }
-            if not has_capacity:
-                for node in self.cloud.ready_nodes(zone):
-                    self.cloud.preempt(node, stream.choice((0.0, 30.0)))
+    def now(self) -> float:
+        """Return the seconds since the start of the world."""
+        return self.environment.now() - self.start
+
+    async def sleep_until(self, time: float) -> None:
+        """Sleep until a time in seconds since the start of the world."""
+        await asyncio.sleep(max(0.0, time - self.now()))
+
+    async def _apply_trace(self, periods: Sequence[Period]) -> None:
+        """Give a zone its capacity and take it away, with all of its slices."""
+        capacity = self.cloud.fleet.limits.capacity
+        for period in periods:
+            await self.sleep_until(period.begin)
+            capacity[period.zone] = {"v5e": CHIPS * len(JOBS)}
+            if self._neglects_old_requests:
+                self._neglect_old_requests(period.zone)
             self.cloud.notify()
-            await asyncio.sleep(seconds)
+            await self.sleep_until(period.end)
+            capacity[period.zone] = {"v5e": 0}
+            for node in self.cloud.ready_nodes(period.zone):
+                self.cloud.preempt(node, period.notice)
+            self.cloud.notify()
+
+    def _neglect_old_requests(self, zone: str) -> None:
+        """Let old requests of a zone wait although it has capacity (see `BimodalPeriods`)."""
+        for request in self.cloud.fleet.requests.values():
+            neglected_at = request.created + PROMPT_SECONDS
+            waits = request.state is RequestState.WAITING and request.spec.zone == zone
+            if waits and self.environment.now() > neglected_at:
+                request.due_at = max(request.due_at, neglected_at + NEGLECT_SECONDS)
 
     # The steps of scripts -------------------------------------------------------------------------
 
@@ -201,6 +371,9 @@ class SpotWorld:
         ) is not None and placement.state is not PlacementState.LOST:
             await asyncio.sleep(POLL_SECONDS)
         await self.release(name, zone)
+
+
+# Policies -----------------------------------------------------------------------------------------
 
 
 async def stay_and_wait(world: SpotWorld, job: str) -> None:
@@ -304,11 +477,10 @@ def measure(case: tuple[int, str, int, float]) -> Figures:
     climate, policy, seed, days = case
     use_real_intervals()
     home = Path(tempfile.mkdtemp(prefix="drumline-goodput-"))
-    world = SpotWorld(seed, CLIMATES[climate], home)
+    world = SpotWorld(CLIMATES[climate], seed, days * DAY, home)
     environment = world.environment
     for job in JOBS:
         environment.plans[job] = PROGRAM
-    start = environment.now()
 
     async def run_jobs() -> None:
         for job in JOBS:
@@ -331,7 +503,7 @@ def measure(case: tuple[int, str, int, float]) -> Figures:
     ]
     paid_hours, dollars = 0.0, 0.0
     for bill in world.cloud.billed_slices:
-        hours = bill.seconds(start + days * DAY) / HOUR
+        hours = bill.seconds(world.start + days * DAY) / HOUR
         rate = price(bill.node.spec.slice, bill.node.spec.zone, "spot")
         paid_hours += hours
         dollars += hours * CHIPS * (rate.per_chip_hour if rate else math.nan)
@@ -365,7 +537,7 @@ def main() -> None:
         setting = (
             f"{arguments.worlds} worlds of {arguments.days:g} days, {len(JOBS)} jobs on {KIND} each"
         )
-        print(f"\n{climate.name} · {setting}\n")
+        print(f"\n{climate.description} · {setting}\n")
         print(f"{'policy':20}    useful h/h  paid h/h  $/useful h  lost/day")
         for policy in POLICIES:
             rows = [f for f in results if (f.climate, f.policy) == (climate_index, policy)]
