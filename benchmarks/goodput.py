@@ -1,6 +1,6 @@
 """Compare the goodput of the job manager with simpler policies on changing spot capacity.
 
-    .venv/bin/python benchmarks/goodput.py [--days 3] [--worlds 4]
+    .venv/bin/python benchmarks/goodput.py [--worlds 10] [--days 3] [--seed 1] [--json]
 
 Two endless jobs run for days of virtual time in the simulation of `make simulate`. Three zones have
 random capacity traces: each zone has capacity or none for random durations, and a zone that loses
@@ -12,21 +12,23 @@ and the median length of such a period. The third climate is drawn from single o
 
 "Useful" is training time that is in a checkpoint. "Paid" is the time of a slice from READY to its
 deletion. The share of useful hours is printed with the standard error of its mean over the worlds.
-Policies that differ by less than that cannot be ranked.
+Policies that differ by less than that cannot be ranked. `--json` prints the useful time of each
+world too, because all policies run in the same worlds and can be compared world by world.
 """
 
 import argparse
 import asyncio
 import contextlib
+import json
 import math
 import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 sys.path.append(str(Path(__file__).parents[1]))  # the simulation is in the tests
 
@@ -449,13 +451,24 @@ POLICIES: dict[str, Policy] = {
 }
 
 
+# Measurements -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One world under one policy."""
+
+    climate: Climate
+    policy: str
+    seed: int
+    days: float
+
+
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one world under one policy, all jobs together."""
+    """The figures of one case, all jobs together."""
 
-    climate: int
-    policy: str
-    useful: float
+    useful_hours: float
     """The hours of training that are in a checkpoint."""
     paid_hours: float
     """The hours of a slice."""
@@ -472,20 +485,20 @@ def use_real_intervals() -> None:
     programs.WRITING = programs.LATE = 0.0
 
 
-def measure(case: tuple[int, str, int, float]) -> Figures:
+def measure(case: Case) -> Figures:
     """Run a world for some days and return its figures."""
-    climate, policy, seed, days = case
     use_real_intervals()
+    seconds = case.days * DAY
     home = Path(tempfile.mkdtemp(prefix="drumline-goodput-"))
-    world = SpotWorld(CLIMATES[climate], seed, days * DAY, home)
+    world = SpotWorld(case.climate, case.seed, seconds, home)
     environment = world.environment
     for job in JOBS:
         environment.plans[job] = PROGRAM
 
     async def run_jobs() -> None:
         for job in JOBS:
-            environment.spawn(POLICIES[policy](world, job))
-        await asyncio.sleep(days * DAY)
+            environment.spawn(POLICIES[case.policy](world, job))
+        await asyncio.sleep(seconds)
 
     try:
         with isolate(environment, world.server):
@@ -498,59 +511,146 @@ def measure(case: tuple[int, str, int, float]) -> Figures:
         shutil.rmtree(home)
     if environment.violations:
         raise RuntimeError(environment.violations[0])
-    useful_seconds = [
-        environment.buckets[job].useful_seconds for job in JOBS if job in environment.buckets
-    ]
     paid_hours, dollars = 0.0, 0.0
     for bill in world.cloud.billed_slices:
-        hours = bill.seconds(world.start + days * DAY) / HOUR
+        hours = bill.seconds(world.start + seconds) / HOUR
         rate = price(bill.node.spec.slice, bill.node.spec.zone, "spot")
         paid_hours += hours
         dollars += hours * CHIPS * (rate.per_chip_hour if rate else math.nan)
-    return Figures(
-        climate,
-        policy,
-        sum(useful_seconds) / HOUR,
-        paid_hours,
-        dollars,
-        len(environment.interrupted_slices),
+    useful_seconds = sum(
+        environment.buckets[job].useful_seconds for job in JOBS if job in environment.buckets
     )
+    return Figures(
+        useful_hours=useful_seconds / HOUR,
+        paid_hours=paid_hours,
+        dollars=dollars,
+        losses=len(environment.interrupted_slices),
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: one policy in the worlds of one climate. All times are per hour."""
+
+    world: str
+    policy: str
+    useful: float
+    useful_error: float
+    """The standard error of `useful`, which is a mean over the worlds."""
+    paid: float
+    dollars_per_useful_hour: float | None
+    """None without a useful hour."""
+    lost_per_day: float
+    useful_by_world: Sequence[float]
+    """`useful` of each world, in the order of the seeds."""
+
+
+def summarize(climate: Climate, results: Mapping[str, Sequence[Figures]], days: float) -> list[Row]:
+    """Return the rows of a climate from the figures of each policy in each of its worlds."""
+    job_hours = days * 24 * len(JOBS)
+    useful = {
+        policy: [figures.useful_hours / job_hours for figures in worlds]
+        for policy, worlds in results.items()
+    }
+    rows = []
+    for policy, worlds in results.items():
+        shares, hours = useful[policy], job_hours * len(worlds)
+        mean = statistics.fmean(shares)
+        error = statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else 0.0
+        dollars = sum(figures.dollars for figures in worlds)
+        rows.append(
+            Row(
+                world=climate.name,
+                policy=policy,
+                useful=mean,
+                useful_error=error,
+                paid=sum(figures.paid_hours for figures in worlds) / hours,
+                dollars_per_useful_hour=dollars / (mean * hours) if mean else None,
+                lost_per_day=sum(figures.losses for figures in worlds) / hours * 24,
+                useful_by_world=shares,
+            )
+        )
+    return rows
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that reports a bad argument in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit with 2."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def _integer_from(lowest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if int(text) >= lowest:
+                return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {lowest}")
+
+    return parse
+
+
+def _positive_number(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+
+
+def format_table(rows: Iterable[Row]) -> str:
+    """Format the rows of one climate."""
+    lines = [f"{'policy':20}    useful h/h  paid h/h  $/useful h  lost/day"]
+    for row in rows:
+        cost = row.dollars_per_useful_hour
+        lines.append(
+            f"{row.policy:20} {row.useful:.3f} ± {row.useful_error:.3f}"
+            f" {row.paid:9.3f} {'-' if cost is None else f'{cost:.2f}':>11}"
+            f" {row.lost_per_day:9.1f}"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Print the table of every climate and policy."""
-    options = argparse.ArgumentParser(prog="benchmarks/goodput.py")
-    options.add_argument("--days", type=float, default=3.0)
-    options.add_argument("--worlds", type=int, default=4)
-    options.add_argument("--workers", type=int, default=2)
+    options = _Parser(prog="benchmarks/goodput.py", allow_abbrev=False)
+    options.add_argument("--worlds", type=_integer_from(1), default=10)
+    options.add_argument("--days", type=_positive_number, default=3.0)
+    options.add_argument("--seed", type=_integer_from(0), default=1, help="seed of the first world")
+    options.add_argument("--json", action="store_true", help="print a list of rows")
+    options.add_argument("--workers", type=_integer_from(1), default=2, help="number of processes")
     arguments = options.parse_args()
     fix_hash_seed()
+    seeds = range(arguments.seed, arguments.seed + arguments.worlds)
     cases = [
-        (climate, policy, seed, arguments.days)
-        for climate in range(len(CLIMATES))
+        Case(climate, policy, seed, arguments.days)
+        for climate in CLIMATES
         for policy in POLICIES
-        for seed in range(1, arguments.worlds + 1)
+        for seed in seeds
     ]
-    results = [figures for _, figures in run_all(measure, cases, arguments.workers)]
-    days = arguments.worlds * arguments.days * len(JOBS)
-    for climate_index, climate in enumerate(CLIMATES):
-        setting = (
-            f"{arguments.worlds} worlds of {arguments.days:g} days, {len(JOBS)} jobs on {KIND} each"
+    results = dict(run_all(measure, cases, arguments.workers))
+    tables = {
+        climate: summarize(
+            climate,
+            {
+                policy: [results[Case(climate, policy, seed, arguments.days)] for seed in seeds]
+                for policy in POLICIES
+            },
+            arguments.days,
         )
-        print(f"\n{climate.description} · {setting}\n")
-        print(f"{'policy':20}    useful h/h  paid h/h  $/useful h  lost/day")
-        for policy in POLICIES:
-            rows = [f for f in results if (f.climate, f.policy) == (climate_index, policy)]
-            shares = [row.useful / arguments.days / len(JOBS) / 24 for row in rows]
-            error = statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else 0.0
-            useful, paid_hours, dollars, losses = (
-                sum(getattr(row, column) for row in rows)
-                for column in ("useful", "paid_hours", "dollars", "losses")
-            )
-            print(
-                f"{policy:20} {useful / days / 24:.3f} ± {error:.3f} {paid_hours / days / 24:9.3f}"
-                f" {dollars / useful if useful else math.inf:11.2f} {losses / days:9.1f}"
-            )
+        for climate in CLIMATES
+    }
+    if arguments.json:
+        print(json.dumps([asdict(row) for rows in tables.values() for row in rows], indent=2))
+        return
+    for climate, rows in tables.items():
+        print(
+            f"\n{climate.description} · {arguments.worlds} worlds of {arguments.days:g} days,"
+            f" {len(JOBS)} jobs on {KIND} each\n\n{format_table(rows)}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""The traces of `benchmarks/goodput.py`."""
+"""The traces and the output of `benchmarks/goodput.py`."""
 
 import asyncio
+import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +24,18 @@ from goodput import (
 )
 from tests.simulation.environment import RandomStreams, Stream
 
+ROOT = Path(__file__).parents[2]
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+POLICIES = ["stay and wait", "zone by zone", "first that answers", "drumline"]
 BIMODAL = goodput.CLIMATES[2]
+
+
+def run_benchmark(*arguments: str) -> list[dict[str, Any]]:
+    """Return the rows of the benchmark."""
+    command = [sys.executable, "benchmarks/goodput.py", "--json", "--workers", "1", *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    rows: list[dict[str, Any]] = json.loads(result.stdout)
+    return rows
 
 
 # Traces -------------------------------------------------------------------------------------------
@@ -131,3 +145,58 @@ def test_an_old_request_that_nobody_deleted_is_granted_late_only_where_the_cloud
             return world.now()
 
         assert world.loop.run_until_complete(grant_time()) == pytest.approx(granted, abs=60.0)
+
+
+# The command --------------------------------------------------------------------------------------
+
+DAYS = 0.2
+
+
+@pytest.fixture(scope="module")
+def sample() -> list[dict[str, Any]]:
+    """The rows of two worlds, with the seeds 1 and 2."""
+    return run_benchmark("--worlds", "2", "--days", str(DAYS))
+
+
+def test_json_has_a_row_for_each_climate_and_policy(sample: list[dict[str, Any]]) -> None:
+    names = [(row["world"], row["policy"]) for row in sample]
+    assert names == [
+        (climate, policy)
+        for climate in ("one node", "four nodes", "bimodal")
+        for policy in POLICIES
+    ]
+    keys = {"useful", "useful_error", "paid", "dollars_per_useful_hour", "lost_per_day"}
+    for row in sample:
+        assert keys <= row.keys()
+        assert 0 <= row["useful"] <= row["paid"] <= 2
+        assert row["useful"] == pytest.approx(statistics.mean(row["useful_by_world"]))
+
+
+def test_the_seed_decides_all_figures(sample: list[dict[str, Any]]) -> None:
+    rows = run_benchmark("--worlds", "1", "--days", str(DAYS), "--seed", "2")
+    assert [row["useful"] for row in rows] == [row["useful_by_world"][1] for row in sample]
+    assert [row["useful"] for row in rows] != [row["useful_by_world"][0] for row in sample]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--worlds", "0"], "argument --worlds: '0' is not an integer of at least 1"),
+        (["--worlds", "many"], "argument --worlds: 'many' is not an integer of at least 1"),
+        (["--days", "-1"], "argument --days: '-1' is not a positive number"),
+        (["--days", "nan"], "argument --days: 'nan' is not a positive number"),
+        (["--seed", "1.5"], "argument --seed: '1.5' is not an integer of at least 0"),
+        (["--workers", "0"], "argument --workers: '0' is not an integer of at least 1"),
+        (["--world", "1"], "unrecognized arguments: --world 1"),
+    ],
+)
+def test_a_bad_argument_exits_with_2_and_one_sentence(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["goodput.py", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        goodput.main()
+    assert capsys.readouterr().err == f"benchmarks/goodput.py: {message}\n"
