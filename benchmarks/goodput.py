@@ -12,7 +12,8 @@ and the median length of such a period. The third climate is drawn from single o
 
 "Useful" is training time that is in a checkpoint. "Paid" is the time of a slice from READY to its
 deletion. The share of useful hours is printed with the standard error of its mean over the worlds.
-Policies that differ by less than that cannot be ranked. `--json` prints the useful time of each
+Policies that differ by less than that cannot be ranked. "Of oracle" is the useful time as a share
+of the oracle's, which knows the traces (see `follow_plan`). `--json` prints the useful time of each
 world too, because all policies run in the same worlds and can be compared world by world.
 """
 
@@ -52,6 +53,7 @@ KIND, CHIPS = "v5litepod-16", 16
 JOBS = ("000001", "000002")
 PROGRAM = Plan(steps=1 << 20, seconds=30.0, save_every=20, on_sigterm="leaves")
 """The program saves a checkpoint every ten minutes, and one on SIGTERM."""
+SAVE_SECONDS = PROGRAM.seconds * PROGRAM.save_every
 SETUP_SECONDS = 15.0
 """The seconds that a script takes from the first login to the start of the program."""
 LOGIN_SECONDS = 5.0
@@ -307,7 +309,7 @@ class SpotWorld:
 
     # The steps of scripts -------------------------------------------------------------------------
 
-    async def request(self, name: str, zone: str) -> None:
+    async def request(self, name: str, zone: str, pause: float = POLL_SECONDS) -> None:
         """Request a slice until the request is accepted."""
         placement_request = PlacementRequest(
             name, zone, KIND, "", tier="spot", labels={}, metadata={}
@@ -317,7 +319,7 @@ class SpotWorld:
                 await self.cloud.ask(placement_request)
                 return
             except CloudError:
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(pause)
 
     async def release(self, name: str, zone: str) -> None:
         """Delete the slice until it is gone."""
@@ -442,12 +444,98 @@ async def run_drumline(world: SpotWorld, job: str) -> None:
     await world.server.call("POST", "/jobs", {"spec": spec, "secrets": {}, "user": "lab"})
 
 
+PLANNED_START_SECONDS = 180.0
+"""The usual seconds from a grant to the first step of the program, by which the oracle plans."""
+
+
+def expected_useful_seconds(period: Period, begin: float) -> float:
+    """Return the expected training in a checkpoint if a slice is granted at `begin`.
+
+    A preemption without notice loses the steps since the last checkpoint. That checkpoint was saved
+    at a random time of the last ten minutes, if there was one.
+    """
+    seconds = max(0.0, period.end - begin - PLANNED_START_SECONDS)
+    if period.notice:
+        return seconds
+    if seconds < SAVE_SECONDS:
+        return seconds**2 / (2 * SAVE_SECONDS)
+    return seconds - SAVE_SECONDS / 2
+
+
+def plan_periods(periods: Iterable[Period], until: float) -> list[Period]:
+    """Return the sequence of periods with the most useful training until `until`.
+
+    A slice runs from the grant to the end of its period. The next one is granted then, or when its
+    own period begins.
+    """
+    options = [
+        Period(period.zone, period.begin, min(period.end, until), period.notice)
+        for period in periods
+    ]
+    best: dict[float, tuple[float, Period | None]] = {}
+    """Time of a loss → the most useful seconds from then on, and the next period."""
+    for lost_at in sorted({0.0, *(period.end for period in options)}, reverse=True):
+        best[lost_at] = (0.0, None)
+        for period in options:
+            if period.end > lost_at:
+                useful = expected_useful_seconds(period, max(lost_at, period.begin))
+                useful += best[period.end][0]
+                if useful > best[lost_at][0]:
+                    best[lost_at] = (useful, period)
+    plan = []
+    next_period = best[0.0][1]
+    while next_period is not None:
+        plan.append(next_period)
+        next_period = best[next_period.end][1]
+    return plan
+
+
+async def follow_plan(world: SpotWorld, job: str) -> None:
+    """Run on the periods of capacity that give the most useful training (the oracle).
+
+    The oracle knows when each zone has capacity, until the end of the world, and whether a
+    preemption comes with a notice. It chooses the periods of all its slices in advance, so it waits
+    for a long period where a short one would cost more than the wait. Its request is in the queue
+    just early enough to be granted when the previous slice is preempted or the capacity returns. So
+    it never holds two slices that are READY. It observes within seconds, without polls, that a
+    slice is ready and that its hosts accept logins.
+
+    The oracle cannot avoid the time from the grant to READY, hosts that accept logins late, the
+    set-up and compilation of the program, calls that fail, and the steps that a preemption without
+    notice loses. It does not know how long each slice will boot.
+
+    It is a bound, up to that noise, for all policies that run one slice at a time until the slice
+    is preempted. Two slices that boot at once could beat it by choosing the one that boots faster.
+    So could a policy that leaves a slice right after its last checkpoint, in favour of a zone with
+    capacity. No policy here does that: it has to know when the preemption comes.
+    """
+    waiting_seconds = world.cloud.fleet.timing.waiting
+    for attempt, period in enumerate(plan_periods(world.periods, world.seconds), start=1):
+        name, zone = f"dl-{job}-{attempt}", period.zone
+        await world.sleep_until(period.begin - waiting_seconds)
+        await world.request(name, zone, pause=1.0)
+        next_request_at = period.end - waiting_seconds
+        while not world.ready_hosts(name, zone) and world.now() < next_request_at:
+            await asyncio.sleep(1.0)
+        if world.ready_hosts(name, zone):
+            await world.start_program(job, attempt, name, zone)
+        world.environment.spawn(_release_lost_slice(world, name, period))
+        await world.sleep_until(next_request_at)
+
+
+async def _release_lost_slice(world: SpotWorld, name: str, period: Period) -> None:
+    await world.sleep_until(period.end + period.notice)
+    await world.release(name, period.zone)
+
+
 Policy = Callable[[SpotWorld, str], Coroutine[Any, Any, None]]
+ORACLE = "oracle"
 POLICIES: dict[str, Policy] = {
     "stay and wait": stay_and_wait,
     "zone by zone": zone_by_zone,
     "first that answers": first_ready,
     "drumline": run_drumline,
+    ORACLE: follow_plan,
 }
 
 
@@ -537,6 +625,8 @@ class Row:
     useful: float
     useful_error: float
     """The standard error of `useful`, which is a mean over the worlds."""
+    of_oracle: float | None
+    """`useful` as a share of the oracle's; None if the oracle has no useful time."""
     paid: float
     dollars_per_useful_hour: float | None
     """None without a useful hour."""
@@ -552,6 +642,7 @@ def summarize(climate: Climate, results: Mapping[str, Sequence[Figures]], days: 
         policy: [figures.useful_hours / job_hours for figures in worlds]
         for policy, worlds in results.items()
     }
+    oracle = statistics.fmean(useful[ORACLE])
     rows = []
     for policy, worlds in results.items():
         shares, hours = useful[policy], job_hours * len(worlds)
@@ -564,6 +655,7 @@ def summarize(climate: Climate, results: Mapping[str, Sequence[Figures]], days: 
                 policy=policy,
                 useful=mean,
                 useful_error=error,
+                of_oracle=mean / oracle if oracle else None,
                 paid=sum(figures.paid_hours for figures in worlds) / hours,
                 dollars_per_useful_hour=dollars / (mean * hours) if mean else None,
                 lost_per_day=sum(figures.losses for figures in worlds) / hours * 24,
@@ -603,11 +695,12 @@ def _positive_number(text: str) -> float:
 
 def format_table(rows: Iterable[Row]) -> str:
     """Format the rows of one climate."""
-    lines = [f"{'policy':20}    useful h/h  paid h/h  $/useful h  lost/day"]
+    lines = [f"{'policy':20}    useful h/h  of oracle  paid h/h  $/useful h  lost/day"]
     for row in rows:
+        of_oracle = "-" if row.of_oracle is None else f"{100 * row.of_oracle:.1f} %"
         cost = row.dollars_per_useful_hour
         lines.append(
-            f"{row.policy:20} {row.useful:.3f} ± {row.useful_error:.3f}"
+            f"{row.policy:20} {row.useful:.3f} ± {row.useful_error:.3f} {of_oracle:>10}"
             f" {row.paid:9.3f} {'-' if cost is None else f'{cost:.2f}':>11}"
             f" {row.lost_per_day:9.1f}"
         )

@@ -1,13 +1,14 @@
-"""The traces and the output of `benchmarks/goodput.py`."""
+"""The traces, the oracle and the output of `benchmarks/goodput.py`."""
 
 import asyncio
 import json
+import random
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from goodput import (
     BimodalPeriods,
     Climate,
     LognormalPeriods,
+    Period,
+    Row,
     SpotWorld,
     ZoneStatistics,
 )
@@ -26,7 +29,7 @@ from tests.simulation.environment import RandomStreams, Stream
 
 ROOT = Path(__file__).parents[2]
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
-POLICIES = ["stay and wait", "zone by zone", "first that answers", "drumline"]
+POLICIES = ["stay and wait", "zone by zone", "first that answers", "drumline", "oracle"]
 BIMODAL = goodput.CLIMATES[2]
 
 
@@ -147,6 +150,51 @@ def test_an_old_request_that_nobody_deleted_is_granted_late_only_where_the_cloud
         assert world.loop.run_until_complete(grant_time()) == pytest.approx(granted, abs=60.0)
 
 
+# The oracle ---------------------------------------------------------------------------------------
+
+
+def period(zone: str, begin: float, end: float, notice: float = 30.0) -> Period:
+    """Return a period with times in hours."""
+    return Period(zone, begin * HOUR, end * HOUR, notice)
+
+
+def test_the_oracle_uses_a_short_period_only_if_it_delays_no_better_one() -> None:
+    long, early, overlapping = period("a", 1.0, 9.0), period("b", 0.0, 0.9), period("b", 0.0, 1.2)
+    assert goodput.plan_periods([early, long], 12 * HOUR) == [early, long]
+    assert goodput.plan_periods([overlapping, long], 12 * HOUR) == [overlapping, long]
+    useless = period("b", 0.99, 1.01)
+    assert goodput.plan_periods([useless, long], 12 * HOUR) == [long]
+
+
+def test_the_oracle_prefers_one_long_period_to_two_short_ones() -> None:
+    short = [period("a", 0.0, 2.0), period("c", 2.0, 4.0)]
+    long = period("b", 0.0, 4.0)
+    assert goodput.plan_periods([*short, long], 4 * HOUR) == [long]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_other_sequence_of_periods_is_better_than_the_plan(seed: int) -> None:
+    rng = random.Random(seed)
+    periods = []
+    for zone in "abcdef":
+        begin = rng.uniform(0.0, 3.0)
+        end = begin + rng.uniform(0.1, 2.0)
+        periods.append(period(zone, begin, end, rng.choice(goodput.NOTICES)))
+
+    def useful(sequence: tuple[Period, ...]) -> float:
+        total, lost_at = 0.0, 0.0
+        for choice in sequence:
+            begin = max(lost_at, choice.begin)
+            if choice.end <= begin:
+                return 0.0
+            total, lost_at = total + goodput.expected_useful_seconds(choice, begin), choice.end
+        return total
+
+    plan = tuple(goodput.plan_periods(periods, DAY))
+    best = max(useful(choice) for n in range(7) for choice in permutations(periods, n))
+    assert useful(plan) == pytest.approx(best)
+
+
 # The command --------------------------------------------------------------------------------------
 
 DAYS = 0.2
@@ -172,10 +220,43 @@ def test_json_has_a_row_for_each_climate_and_policy(sample: list[dict[str, Any]]
         assert row["useful"] == pytest.approx(statistics.mean(row["useful_by_world"]))
 
 
+def test_no_policy_has_more_useful_time_than_the_oracle(sample: list[dict[str, Any]]) -> None:
+    oracle = {row["world"]: row["useful"] for row in sample if row["policy"] == "oracle"}
+    # The sample ends at a random time between two checkpoints of each policy.
+    tolerance = goodput.SAVE_SECONDS / (DAYS * DAY)
+    for row in sample:
+        assert row["useful"] <= oracle[row["world"]] + tolerance, row["policy"]
+    weakest = [row for row in sample if row["policy"] == "stay and wait"]
+    assert all(row["of_oracle"] < 0.95 for row in weakest)
+
+
 def test_the_seed_decides_all_figures(sample: list[dict[str, Any]]) -> None:
     rows = run_benchmark("--worlds", "1", "--days", str(DAYS), "--seed", "2")
     assert [row["useful"] for row in rows] == [row["useful_by_world"][1] for row in sample]
     assert [row["useful"] for row in rows] != [row["useful_by_world"][0] for row in sample]
+
+
+def test_the_table_has_the_standard_error_and_the_share_of_the_oracle() -> None:
+    figures = goodput.Figures(
+        useful_hours=24.0,
+        paid_hours=30.0,
+        dollars=240.0,
+        losses=4,
+    )
+    none = goodput.Figures(
+        useful_hours=0.0,
+        paid_hours=0.0,
+        dollars=0.0,
+        losses=0,
+    )
+    results = {"drumline": [figures, none], "idle": [none, none], "oracle": [figures, figures]}
+    rows: list[Row] = goodput.summarize(BIMODAL, results, days=1.0)
+    assert goodput.format_table(rows).splitlines() == [
+        "policy                  useful h/h  of oracle  paid h/h  $/useful h  lost/day",
+        "drumline             0.250 ± 0.250     50.0 %     0.312       10.00       1.0",
+        "idle                 0.000 ± 0.000      0.0 %     0.000           -       0.0",
+        "oracle               0.500 ± 0.000    100.0 %     0.625       10.00       2.0",
+    ]
 
 
 @pytest.mark.parametrize(
