@@ -1,6 +1,6 @@
 """Compare the goodput of the job manager with simpler policies on changing spot capacity.
 
-    .venv/bin/python benchmarks/goodput.py [--worlds 10] [--days 3] [--seed 1] [--json]
+    .venv/bin/python benchmarks/goodput.py [--worlds 10] [--days 3] [--seed 1] [--why] [--json]
 
 Two endless jobs run for days of virtual time in the simulation of `make simulate`. Three zones have
 random capacity traces: each zone has capacity or none for random durations, and a zone that loses
@@ -13,8 +13,9 @@ and the median length of such a period. The third climate is drawn from single o
 "Useful" is training time that is in a checkpoint. "Paid" is the time of a slice from READY to its
 deletion. The share of useful hours is printed with the standard error of its mean over the worlds.
 Policies that differ by less than that cannot be ranked. "Of oracle" is the useful time as a share
-of the oracle's, which knows the traces (see `follow_plan`). `--json` prints the useful time of each
-world too, because all policies run in the same worlds and can be compared world by world.
+of the oracle's, which knows the traces (see `follow_plan`). `--why` also prints how the jobs spend
+the time (see `ACTIVITIES`). `--json` prints the useful time of each world too, because all policies
+run in the same worlds and can be compared world by world.
 """
 
 import argparse
@@ -26,8 +27,10 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -42,7 +45,7 @@ from tests.simulation.programs import Plan
 from tests.simulation.runs import fix_hash_seed, run_all
 from tests.simulation.server import Server, isolate
 
-from drumline.chips import price
+from drumline.chips import price, slice_of
 from drumline.cloud.model.resources import NodeState, RequestState
 from drumline.cloud.protocol import CloudError, PlacementRequest
 from drumline.observed import ListedPlacement, PlacementState
@@ -54,6 +57,8 @@ JOBS = ("000001", "000002")
 PROGRAM = Plan(steps=1 << 20, seconds=30.0, save_every=20, on_sigterm="leaves")
 """The program saves a checkpoint every ten minutes, and one on SIGTERM."""
 SAVE_SECONDS = PROGRAM.seconds * PROGRAM.save_every
+COMPILE_SECONDS = 20.0
+"""The seconds from the start of the program to its first step."""
 SETUP_SECONDS = 15.0
 """The seconds that a script takes from the first login to the start of the program."""
 LOGIN_SECONDS = 5.0
@@ -539,6 +544,172 @@ POLICIES: dict[str, Policy] = {
 }
 
 
+# The activity of a job ----------------------------------------------------------------------------
+
+ACTIVITIES = {
+    "useful": "training that is in a checkpoint",
+    "lost": "steps that were lost with a slice or are in no checkpoint yet",
+    "starting": "from READY to the first step: logins, set-up and compilation",
+    "booting": "from the grant to READY",
+    "no capacity": "no zone has capacity",
+    "queued": "a request waits in a zone that has capacity",
+    "wrong zone": "requests wait only in zones without capacity, while another one has it",
+    "noticing": "from the loss of the program or the slice to the first call that follows",
+    "idle": "no request waits, because of a deletion, a backoff or the plan of the oracle",
+}
+"""The activities of a job. Of several at one time, the first one counts."""
+Span = tuple[float, float]
+
+
+@dataclass
+class SliceRecord:
+    """The times of one request and its slice. `math.inf` is never."""
+
+    name: str
+    zone: str
+    requested: float
+    granted: float = math.inf
+    ready: float = math.inf
+    preempted: float = math.inf
+    deleted: float = math.inf
+    """The time of the first call that deleted it."""
+
+    @property
+    def ended(self) -> float:
+        """The time when it could be used no longer."""
+        return min(self.preempted, self.deleted)
+
+
+@dataclass
+class RunRecord:
+    """The times of one attempt of the program."""
+
+    slice_name: str
+    host_starts: list[float] = field(default_factory=list)
+    ended: float = math.inf
+
+    @property
+    def started(self) -> float:
+        """The time when all hosts had started it."""
+        all_started = len(self.host_starts) == slice_of(KIND).hosts
+        return max(self.host_starts) if all_started else math.inf
+
+
+@dataclass
+class JobRecord:
+    """The slices and attempts of one job, and the times of its calls to the cloud."""
+
+    slices: list[SliceRecord] = field(default_factory=list)
+    runs: dict[int, RunRecord] = field(default_factory=dict)
+    calls: list[float] = field(default_factory=list)
+
+
+def read_trace(
+    trace: Iterable[tuple[Any, ...]], ready_times: Iterable[tuple[str, float]]
+) -> dict[str, JobRecord]:
+    """Return the record of each job from the trace of a simulation.
+
+    `ready_times` are the names of slices and the times when they were ready.
+    """
+    records = {job: JobRecord() for job in JOBS}
+    slices: dict[str, list[SliceRecord]] = {}
+    """The slices by name. A script may request the same name again after it was deleted."""
+    for at, *event in trace:
+        match event:
+            case "asked", name, zone:
+                record, namesakes = records[_job_of(name)], slices.setdefault(name, [])
+                record.calls.append(at)
+                if not namesakes or namesakes[-1].ended <= at:
+                    namesakes.append(SliceRecord(name, zone, requested=at))
+                    record.slices.append(namesakes[-1])
+            case "booting", name, _:
+                slices[name][-1].granted = at
+            case "preempt", name, notice:
+                slices[name][-1].preempted = at + notice
+            case "released", name:
+                records[_job_of(name)].calls.append(at)
+                slices[name][-1].deleted = min(slices[name][-1].deleted, at)
+            case "start", job, attempt, host:
+                slice_name = host.rpartition("/")[0]
+                run = records[job].runs.setdefault(attempt, RunRecord(slice_name))
+                run.host_starts.append(at)
+            case (("exit" | "killed"), job, attempt, *_):
+                run = records[job].runs[attempt]
+                run.ended = min(run.ended, at)
+    for name, at in ready_times:
+        granted = [record for record in slices[name] if record.granted <= at]
+        granted[-1].ready = at
+    return records
+
+
+def _job_of(slice_name: str) -> str:
+    return next(job for job in JOBS if job in slice_name.split("-"))
+
+
+def find_spans(record: JobRecord, periods: Sequence[Period], until: float) -> dict[str, list[Span]]:
+    """Return the spans of each activity of a job but "idle". They may overlap.
+
+    Useful and lost steps are "training" together, because the trace has no checkpoints.
+    """
+    runs = list(record.runs.values())
+    first_starts: dict[str, float] = {}
+    for run in runs:
+        first_starts.setdefault(run.slice_name, run.started)
+    waits = [(s.zone, s.requested, min(s.granted, s.ended)) for s in record.slices]
+    losses = [run.ended for run in runs]
+    losses += [s.preempted for s in record.slices if s.preempted < s.deleted]
+    return {
+        "training": [(run.started + COMPILE_SECONDS, run.ended) for run in runs],
+        "starting": [
+            *((run.started, run.started + COMPILE_SECONDS) for run in runs),
+            *((s.ready, min(s.ended, first_starts.get(s.name, math.inf))) for s in record.slices),
+        ],
+        "booting": [(s.granted, min(s.ready, s.ended)) for s in record.slices],
+        "no capacity": _spans_without_capacity(periods, until),
+        "queued": [
+            (max(begin, period.begin), min(end, period.end))
+            for zone, begin, end in waits
+            for period in periods
+            if period.zone == zone
+        ],
+        "wrong zone": [(begin, end) for _, begin, end in waits],
+        "noticing": [
+            (loss, min((call for call in record.calls if call > loss), default=until))
+            for loss in losses
+        ],
+    }
+
+
+def _spans_without_capacity(periods: Sequence[Period], until: float) -> list[Span]:
+    """Return the spans in which no zone has capacity. `periods` are in the order of their begin."""
+    spans, capacity_until = [], 0.0
+    for period in periods:
+        if period.begin > capacity_until:
+            spans.append((capacity_until, period.begin))
+        capacity_until = max(capacity_until, period.end)
+    return [*spans, (capacity_until, until)]
+
+
+def divide_time(spans: Mapping[str, Iterable[Span]], until: float) -> dict[str, float]:
+    """Return the seconds of each activity, and "idle" for the rest of the time until `until`.
+
+    Of several activities at one time, the first one in `spans` counts.
+    """
+    changes = [(0.0, "idle", 1), (until, "idle", -1)]
+    for activity, activity_spans in spans.items():
+        for begin, end in activity_spans:
+            if begin < min(end, until):
+                changes += [(begin, activity, 1), (min(end, until), activity, -1)]
+    changes.sort(key=lambda change: change[0])
+    active: Counter[str] = Counter()
+    seconds = dict.fromkeys([*spans, "idle"], 0.0)
+    for (begin, activity, difference), (end, *_) in pairwise(changes):
+        active[activity] += difference
+        current = next((name for name in spans if active[name]), "idle")
+        seconds[current] += end - begin
+    return seconds
+
+
 # Measurements -------------------------------------------------------------------------------------
 
 
@@ -562,6 +733,8 @@ class Figures:
     """The hours of a slice."""
     dollars: float
     losses: int
+    activity_hours: Mapping[str, float]
+    """The hours of each activity (see `ACTIVITIES`)."""
 
 
 def use_real_intervals() -> None:
@@ -613,7 +786,24 @@ def measure(case: Case) -> Figures:
         paid_hours=paid_hours,
         dollars=dollars,
         losses=len(environment.interrupted_slices),
+        activity_hours=_activity_hours(world, useful_seconds),
     )
+
+
+def _activity_hours(world: SpotWorld, useful_seconds: float) -> dict[str, float]:
+    """Return the hours of each activity, all jobs together."""
+    ready_times = [
+        (bill.node.spec.name.rpartition("/")[2], bill.began_at - world.start)
+        for bill in world.cloud.billed_slices
+    ]
+    divided = [
+        divide_time(find_spans(record, world.periods, world.seconds), world.seconds)
+        for record in read_trace(world.environment.trace, ready_times).values()
+    ]
+    seconds = {activity: sum(job[activity] for job in divided) for activity in divided[0]}
+    seconds["useful"] = useful_seconds
+    seconds["lost"] = seconds["training"] - useful_seconds
+    return {activity: seconds[activity] / HOUR for activity in ACTIVITIES}
 
 
 @dataclass(frozen=True)
@@ -633,6 +823,8 @@ class Row:
     lost_per_day: float
     useful_by_world: Sequence[float]
     """`useful` of each world, in the order of the seeds."""
+    activities: Mapping[str, float]
+    """The share of each activity (see `ACTIVITIES`)."""
 
 
 def summarize(climate: Climate, results: Mapping[str, Sequence[Figures]], days: float) -> list[Row]:
@@ -649,6 +841,10 @@ def summarize(climate: Climate, results: Mapping[str, Sequence[Figures]], days: 
         mean = statistics.fmean(shares)
         error = statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else 0.0
         dollars = sum(figures.dollars for figures in worlds)
+        activities = {
+            activity: sum(figures.activity_hours[activity] for figures in worlds) / hours
+            for activity in ACTIVITIES
+        }
         rows.append(
             Row(
                 world=climate.name,
@@ -660,6 +856,7 @@ def summarize(climate: Climate, results: Mapping[str, Sequence[Figures]], days: 
                 dollars_per_useful_hour=dollars / (mean * hours) if mean else None,
                 lost_per_day=sum(figures.losses for figures in worlds) / hours * 24,
                 useful_by_world=shares,
+                activities=activities,
             )
         )
     return rows
@@ -707,12 +904,23 @@ def format_table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
+def format_activities(rows: Iterable[Row]) -> str:
+    """Format the share of each activity, in percent of the time."""
+    lines = [f"{'% of the time':20}" + "".join(f"{activity:>13}" for activity in ACTIVITIES)]
+    lines += [
+        f"{row.policy:20}" + "".join(f"{100 * share:13.2f}" for share in row.activities.values())
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print the table of every climate and policy."""
     options = _Parser(prog="benchmarks/goodput.py", allow_abbrev=False)
     options.add_argument("--worlds", type=_integer_from(1), default=10)
     options.add_argument("--days", type=_positive_number, default=3.0)
     options.add_argument("--seed", type=_integer_from(0), default=1, help="seed of the first world")
+    options.add_argument("--why", action="store_true", help="print the activity of the jobs too")
     options.add_argument("--json", action="store_true", help="print a list of rows")
     options.add_argument("--workers", type=_integer_from(1), default=2, help="number of processes")
     arguments = options.parse_args()
@@ -744,6 +952,10 @@ def main() -> None:
             f"\n{climate.description} · {arguments.worlds} worlds of {arguments.days:g} days,"
             f" {len(JOBS)} jobs on {KIND} each\n\n{format_table(rows)}"
         )
+        if arguments.why:
+            print(f"\n{format_activities(rows)}")
+    if arguments.why:
+        print("\n" + "\n".join(f"{name}: {text}" for name, text in ACTIVITIES.items()))
 
 
 if __name__ == "__main__":

@@ -195,6 +195,41 @@ def test_no_other_sequence_of_periods_is_better_than_the_plan(seed: int) -> None
     assert useful(plan) == pytest.approx(best)
 
 
+# Activities ---------------------------------------------------------------------------------------
+
+
+def test_the_first_of_several_activities_counts_and_the_rest_is_idle() -> None:
+    spans = {"training": [(10.0, 20.0)], "queued": [(5.0, 12.0), (18.0, 99.0), (40.0, 30.0)]}
+    seconds = goodput.divide_time(spans, until=50.0)
+    assert seconds == {"training": 10.0, "queued": 35.0, "idle": 5.0}
+
+
+def test_a_job_is_noticing_from_its_loss_to_its_next_call() -> None:
+    job, slice_name, zone = goodput.JOBS[0], "dl-000001-1", goodput.ZONES[0]
+    trace = [
+        (0.0, "asked", slice_name, zone),
+        (20.0, "booting", slice_name, 4),
+        *((150.0, "start", job, 1, f"{slice_name}/{host}") for host in range(4)),
+        (1000.0, "preempt", slice_name, 0.0),
+        (1000.0, "killed", job, 1, f"{slice_name}/0"),
+        (1060.0, "released", slice_name),
+        (1180.0, "asked", "dl-000001-2", zone),
+    ]
+    record = goodput.read_trace(trace, [(slice_name, 110.0)])[job]
+    capacity = [Period(zone, 0.0, 1000.0, 0.0), Period(zone, 1100.0, 2000.0, 0.0)]
+    seconds = goodput.divide_time(goodput.find_spans(record, capacity, 1200.0), 1200.0)
+    assert seconds == {
+        "training": 830.0,
+        "starting": 60.0,
+        "booting": 90.0,
+        "no capacity": 100.0,
+        "queued": 40.0,
+        "wrong zone": 0.0,
+        "noticing": 0.0,
+        "idle": 80.0,
+    }
+
+
 # The command --------------------------------------------------------------------------------------
 
 DAYS = 0.2
@@ -218,6 +253,8 @@ def test_json_has_a_row_for_each_climate_and_policy(sample: list[dict[str, Any]]
         assert keys <= row.keys()
         assert 0 <= row["useful"] <= row["paid"] <= 2
         assert row["useful"] == pytest.approx(statistics.mean(row["useful_by_world"]))
+        assert sum(row["activities"].values()) == pytest.approx(1.0)
+        assert row["activities"]["lost"] >= 0.0
 
 
 def test_no_policy_has_more_useful_time_than_the_oracle(sample: list[dict[str, Any]]) -> None:
@@ -242,12 +279,14 @@ def test_the_table_has_the_standard_error_and_the_share_of_the_oracle() -> None:
         paid_hours=30.0,
         dollars=240.0,
         losses=4,
+        activity_hours=dict.fromkeys(goodput.ACTIVITIES, 4.0),
     )
     none = goodput.Figures(
         useful_hours=0.0,
         paid_hours=0.0,
         dollars=0.0,
         losses=0,
+        activity_hours=dict.fromkeys(goodput.ACTIVITIES, 0.0),
     )
     results = {"drumline": [figures, none], "idle": [none, none], "oracle": [figures, figures]}
     rows: list[Row] = goodput.summarize(BIMODAL, results, days=1.0)
