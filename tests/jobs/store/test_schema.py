@@ -88,3 +88,29 @@ def test_a_step_that_another_server_has_taken_meanwhile_is_not_taken_twice(
 
     monkeypatch.setattr(schema, "transaction", behind_another)
     assert [len(record.job.placements) for record in Store(old).living()] == [1, 1, 1]
+
+
+def test_the_placements_of_a_job_get_roles(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(schema, "_MIGRATIONS", schema._MIGRATIONS[:5])
+        Store(old).close()
+    db = sqlite3.connect(old)
+    bad = '{"name": "bad", "zone": "local-a", "accelerator": "v4-8", "hosts": 1, "asked_at": 1.0}'
+    for phase, number in (("asking", 5), ("booting", 4)):
+        db.execute(
+            "UPDATE jobs SET state = json_set(state, '$.placement.phase', ?, '$.parked',"
+            " json(?)) WHERE number = ?",
+            (phase, f"[{bad}]", number),
+        )
+    db.commit()
+    db.close()
+    jobs = {record.name: record.job for record in Store(old).living()}
+    roles = {name: [p.role for p in job.placements] for name, job in jobs.items()}
+    assert roles == {
+        "kept": [Role.ACTIVE],
+        "runs": [Role.STARTING, Role.HELD_BACK],
+        "waits": [Role.REQUESTED, Role.HELD_BACK],
+    }
+    (request,) = jobs["waits"].requests
+    assert request.accepted_at is None
+    assert jobs["runs"].held_back[0].name == "bad"
