@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel
 
 from drumline.jobs.core import reasons
-from drumline.jobs.core.reasons import END_RULES, EventKind
+from drumline.jobs.core.reasons import END_RULES, EventType
 from drumline.jobs.core.state import TRANSITIONS
 from drumline.jobs.spec import JobSpec
 from drumline.jobs.spec.model import SUBMODELS
@@ -97,12 +97,12 @@ def end_reasons() -> str:
     return "\n".join(lines) + "\n"
 
 
-def event_kinds() -> str:
+def event_types() -> str:
     """Return the kinds of events, from the docstrings of their enum, as a table."""
     (kinds,) = (
         node
         for node in ast.parse(inspect.getsource(reasons)).body
-        if isinstance(node, ast.ClassDef) and node.name == EventKind.__name__
+        if isinstance(node, ast.ClassDef) and node.name == EventType.__name__
     )
     lines = ["| kind | meaning |", "|---|---|"]
     for member, text in zip(kinds.body[1::2], kinds.body[2::2], strict=True):
@@ -115,7 +115,7 @@ SECTIONS = {
     "keys": keys,
     "states": states,
     "end reasons": end_reasons,
-    "event kinds": event_kinds,
+    "event types": event_types,
 }
 
 

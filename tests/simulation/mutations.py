@@ -392,7 +392,7 @@ def all_ready_slices_become_active() -> AbstractContextManager[Any]:
 
     def take(job: Job, placement: Any, *rest: Any) -> Decision:
         actives = tuple(p for p in job.placements if p.role is Role.ACTIVE)
-        decision = real(job.without(*actives), placement, *rest)
+        decision = real(job.drop(*actives), placement, *rest)
         restored = replace(decision.job, placements=(*actives, *decision.job.placements))
         return replace(decision, job=restored)
 

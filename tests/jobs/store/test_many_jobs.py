@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drumline.jobs.core import lifecycle
-from drumline.jobs.core.reasons import EventKind
+from drumline.jobs.core.reasons import EventType
 from drumline.jobs.core.state import (
     Candidate,
     Decision,
@@ -215,9 +215,9 @@ def test_a_dry_run_writes_no_archive(tmp_path: Path) -> None:
 def test_the_newest_events_of_a_job_stay_and_its_first(store: Store) -> None:
     job, old = add(store), add(store, ended=5.0)
     for number in range(1500):
-        store.add_event(job, Event(EventKind.NOTE, str(number)), 10.0)
+        store.add_event(job, Event(EventType.NOTE, str(number)), 10.0)
         if number < 300:
-            store.add_event(old, Event(EventKind.NOTE, str(number)), 10.0)
+            store.add_event(old, Event(EventType.NOTE, str(number)), 10.0)
     asyncio.run(pruning.prune_rows(store, 10.0))
     texts = [event["text"] for event in store.events(job)]
     assert texts == ["a", *map(str, range(500, 1500))]
@@ -293,7 +293,7 @@ def test_the_server_prunes_of_itself(tmp_path: Path) -> None:
         job = await harness.create()
         for number in range(1100):
             harness.service.store.add_event(
-                job, Event(EventKind.NOTE, str(number)), harness.clock()
+                job, Event(EventType.NOTE, str(number)), harness.clock()
             )
         await asyncio.sleep(90)
         assert len(harness.service.store.events(job)) <= 1001 + 5

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.core import lifecycle
-from drumline.jobs.core.reasons import EndReason, EventKind
+from drumline.jobs.core.reasons import EndReason, EventType
 from drumline.jobs.core.state import (
     Attempt,
     Candidate,
@@ -29,7 +29,7 @@ from drumline.jobs.core.state import (
     Timeouts,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.jobs.core.zone_history import MAX_EVENTS, ZoneEvent, ZoneEventKind
+from drumline.jobs.core.zone_history import MAX_EVENTS, ZoneEvent, ZoneEventType
 from drumline.jobs.store.metrics import Point
 from drumline.jobs.store.records import SliceRow, Store
 from drumline.jobs.store.schema import SchemaError
@@ -119,7 +119,7 @@ def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     placement = Placement("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
     release = Effect(EffectKind.RELEASE, placement)
-    store.save(Decision(job.placed(placement)), 3.0)
+    store.save(Decision(job.put(placement)), 3.0)
     store.save(Decision(job, effects=(release,)), 10.0)
     (row,) = store.releasing()
     assert (row.name, row.ready, row.released) == (placement.name, 3.0, 10.0)
@@ -131,12 +131,12 @@ def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
 
 def test_the_newest_events_of_each_zone_are_kept(store: Store) -> None:
     candidate, other = Candidate("v4-8", "local-a"), Candidate("v4-8", "local-b")
-    store.add_zone_event(other, ZoneEvent(1.0, ZoneEventKind.REFUSED, 0.0))
+    store.add_zone_event(other, ZoneEvent(1.0, ZoneEventType.REFUSED, 0.0))
     for number in range(MAX_EVENTS + 3):
-        store.add_zone_event(candidate, ZoneEvent(float(number), ZoneEventKind.GRANTED, 60.0))
+        store.add_zone_event(candidate, ZoneEvent(float(number), ZoneEventType.GRANTED, 60.0))
     events = store.zone_events()
     assert [event.at for event in events[candidate]] == [3.0 + n for n in range(MAX_EVENTS)]
-    assert events[other] == [ZoneEvent(1.0, ZoneEventKind.REFUSED, 0.0)]
+    assert events[other] == [ZoneEvent(1.0, ZoneEventType.REFUSED, 0.0)]
 
 
 def test_a_stray_that_was_thought_gone_is_released_again(store: Store) -> None:
@@ -151,7 +151,7 @@ def test_an_attempt_keeps_its_zone_after_the_slice_is_let_go(store: Store) -> No
     job = store.add("lab", "a", {}, new_job).job
     attempt = Attempt(1, started_at=2.0, running_at=3.0)
     placement = Placement("s", "local-a", "v4-8", 1, asked_at=2.0)
-    store.save(Decision(replace(job, attempt=attempt).placed(placement)), 3.0)
+    store.save(Decision(replace(job, attempt=attempt).put(placement)), 3.0)
     done = replace(job, status=Status.SUCCEEDED)
     store.save(Decision(done, ended=(EndedAttempt(attempt, EndReason.SUCCEEDED, ""),)), 9.0)
     (row,) = store.attempts(job.id)
@@ -186,7 +186,7 @@ def test_acknowledged_changes_survive_kill_9(tmp_path: Path) -> None:
 def test_history_is_read_from_an_event_on(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     first = store.events(job.id)[-1]["id"]
-    store.add_event(job.id, Event(EventKind.NOTE, "hello"), 2.0)
+    store.add_event(job.id, Event(EventType.NOTE, "hello"), 2.0)
     assert [event["text"] for event in store.events(job.id, first)] == ["hello"]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from drumline.hosts.agent.wire import RESERVED_METRICS
 from drumline.hosts.log_segments import read_chunk, received_size
-from drumline.jobs.core.reasons import EventKind
+from drumline.jobs.core.reasons import EventType
 from drumline.jobs.core.state import Event
 from drumline.jobs.core.steps import Steps, to_number, update_steps
 from drumline.jobs.folders import Folders
@@ -229,7 +229,7 @@ class Heartbeats:
         self.warnings[job_id] = text
         # An earlier server may have added it.
         if all(event["text"] != text for event in self._store.events(job_id)):
-            self._store.add_event(job_id, Event(EventKind.WARNING, text), self._clock())
+            self._store.add_event(job_id, Event(EventType.WARNING, text), self._clock())
 
     def _new_heartbeats(
         self, current: _CurrentAttempt, host: int, heartbeat: dict[str, Any]

@@ -21,7 +21,7 @@ from drumline.hosts.packing.rules import RULES, CodeError, left_out_json, left_o
 from drumline.hosts.packing.selection import format_size
 from drumline.hosts.values import Program, Step
 from drumline.jobs.billing import Prices
-from drumline.jobs.core.reasons import EventKind
+from drumline.jobs.core.reasons import EventType
 from drumline.jobs.core.state import Decision, Event, Job, Placement
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Record
@@ -113,7 +113,7 @@ def add_event_details(
             detailed += _setup_events(spec, host_count) if new_slice else []
             command = spec.run.strip().splitlines()
             more = f" … ({len(command)} lines)" if len(command) > 1 else ""
-            detailed.append(Event(EventKind.RUN, command[0] + more))
+            detailed.append(Event(EventType.RUN, command[0] + more))
         else:
             detailed.append(event)
     return tuple(detailed)
@@ -132,7 +132,7 @@ def _code_events(spec: StoredSpec, host_count: str) -> list[Event]:
     if archive is None:
         return []
     files = "1 file" if archive.files == 1 else f"{archive.files} files"
-    return [Event(EventKind.CODE, f"{files}, {format_size(archive.bytes)} → {host_count}")]
+    return [Event(EventType.CODE, f"{files}, {format_size(archive.bytes)} → {host_count}")]
 
 
 def _setup_events(spec: StoredSpec, host_count: str) -> list[Event]:
@@ -141,7 +141,7 @@ def _setup_events(spec: StoredSpec, host_count: str) -> list[Event]:
         parts.append(spec.python.kind)
     if spec.setup:
         parts.append("setup")
-    return [Event(EventKind.SETUP, f"{', '.join(parts)} on {host_count}")] if parts else []
+    return [Event(EventType.SETUP, f"{', '.join(parts)} on {host_count}")] if parts else []
 
 
 # --- Archives of older versions ---------------------------------------------------------------
@@ -186,6 +186,6 @@ def _save_archive(record: Record, repacked: "Archive | None", change_job: Change
             "files": repacked.files,
             "bytes": repacked.bytes,
         }
-        events = (Event(EventKind.WARNING, f"code of an older version: {left_out_line(left_out)}"),)
+        events = (Event(EventType.WARNING, f"code of an older version: {left_out_line(left_out)}"),)
     spec = StoredSpec.from_json({**record.spec.document, "archive": archive})
     change_job(record.job.id, lambda current: Decision(current.job, events=events), spec)

@@ -16,7 +16,7 @@ from drumline.jobs.core.zone_history import (
     EARLY_LOSS,
     MAX_EVENTS,
     ZoneEvent,
-    ZoneEventKind,
+    ZoneEventType,
     ZoneSummary,
     summarize,
 )
@@ -194,19 +194,19 @@ class Availability:
         """Increase the backoff after a request that was not filled in `waited` seconds."""
         first = self._backoff.record_shortage(candidate, reason, self._clock(), words, fault)
         if first and fault is FaultKind.STOCKOUT:
-            self._record(candidate, ZoneEventKind.REFUSED, waited)
+            self._record(candidate, ZoneEventType.REFUSED, waited)
         self._zones.clear()
 
     def record_grant(self, candidate: Candidate, waited: float) -> None:
         """Decrease the backoff after a request that was filled in `waited` seconds."""
         self._backoff.record_grant(candidate)
-        self._record(candidate, ZoneEventKind.GRANTED, waited)
+        self._record(candidate, ZoneEventType.GRANTED, waited)
 
     def record_loss(self, candidate: Candidate, lived: float) -> None:
         """Record that a slice was lost `lived` seconds after it was ready."""
-        self._record(candidate, ZoneEventKind.LOST, lived)
+        self._record(candidate, ZoneEventType.LOST, lived)
 
-    def _record(self, candidate: Candidate, kind: ZoneEventKind, seconds: float) -> None:
+    def _record(self, candidate: Candidate, kind: ZoneEventType, seconds: float) -> None:
         event = ZoneEvent(self._clock(), kind, round(max(0.0, seconds), 1))
         self._events.setdefault(candidate, deque(maxlen=MAX_EVENTS)).append(event)
         self._on_event(candidate, event)

@@ -38,7 +38,7 @@ from drumline.jobs.core.outcomes import (
     with_reason,
 )
 from drumline.jobs.core.outputs import copy_outputs
-from drumline.jobs.core.reasons import EndReason, EventKind
+from drumline.jobs.core.reasons import EndReason, EventType
 from drumline.jobs.core.requests import follow_other_requests, seek_slices
 from drumline.jobs.core.state import (
     Attempt,
@@ -190,7 +190,7 @@ def _start_or_continue(
     run = (Effect(EffectKind.RUN, placement),)
     if attempt.sent_at is None and all(_has_code(report) for report in reports):
         job = replace(job, attempt=replace(attempt, sent_at=now))
-        return Decision(job, effects=run, events=(Event(EventKind.CODE, ""),))
+        return Decision(job, effects=run, events=(Event(EventType.CODE, ""),))
     if not all(r.phase in {HostPhase.RUNNING, HostPhase.EXITED} for r in reports):
         slowest = min(reports, key=lambda r: (_PHASE_ORDER[r.phase], r.index))
         reason = f"host {slowest.index}: {slowest.detail or slowest.phase.value}"
@@ -205,7 +205,7 @@ def _start_or_continue(
     decision = Decision(
         with_reason(job, "", Status.RUNNING),
         effects=run,
-        events=(Event(EventKind.RUN, f"attempt {attempt.number}"),),
+        events=(Event(EventType.RUN, f"attempt {attempt.number}"),),
     )
     return record_burn_in(decision, placement, reports)
 
@@ -224,7 +224,7 @@ _PHASE_ORDER = {phase: index for index, phase in enumerate(HostPhase)}
 
 def _finish_succeeded(job: Job, placement: Placement, attempt: Attempt, now: float) -> Decision:
     return finish_job(
-        replace(job.without(placement), cause=None),
+        replace(job.drop(placement), cause=None),
         Status.SUCCEEDED,
         "",
         now,
@@ -321,9 +321,9 @@ def _keep_for_resume(
     if failed:
         job_reason = job.reason  # the failure matters more than the slice
     return Decision(
-        replace(job.without(placement), reason=job_reason, kept_until=None),
+        replace(job.drop(placement), reason=job_reason, kept_until=None),
         effects=(Effect(EffectKind.RELEASE, placement, release_reason),),
-        events=(Event(EventKind.RELEASED, f"slice in {placement.zone}: {release_reason}"),),
+        events=(Event(EventType.RELEASED, f"slice in {placement.zone}: {release_reason}"),),
     )
 
 
@@ -364,10 +364,10 @@ def resume_job(job: Job) -> Decision:
     """
     resumed, ended = reset_for_resume(job), cancelled_attempt(job)
     unfit = [p for p in (job.active, *job.requests) if p is not None and not fits(job, p)]
-    resumed = resumed.without(*unfit)
+    resumed = resumed.drop(*unfit)
     reason = "the job now requests another slice"
     effects = tuple(Effect(EffectKind.RELEASE, placement, reason) for placement in unfit)
-    event = Event(EventKind.RESUMED, describe_slices(resumed))
+    event = Event(EventType.RESUMED, describe_slices(resumed))
     return Decision(resumed, effects, (event,), ended)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from drumline.jobs.core.host_history import EvidenceKind
-from drumline.jobs.core.reasons import END_RULES, EndReason, EventKind
+from drumline.jobs.core.reasons import END_RULES, EndReason, EventType
 from drumline.jobs.core.state import (
     Attempt,
     Cause,
@@ -79,7 +79,7 @@ def _restart_uncounted(job: Job, reason: EndReason, now: float, timeouts: Timeou
     )
     return Decision(
         with_reason(job, f"{reason.clause}; restarting", Status.STARTING),
-        events=(Event(EventKind.LEFT, f"{reason.clause}; restarting"),),
+        events=(Event(EventType.LEFT, f"{reason.clause}; restarting"),),
         ended=(EndedAttempt(attempt, reason, reason.clause),),
     )
 
@@ -103,20 +103,20 @@ def _after_failure(
         count = "1 failure" if failures == 1 else f"{failures} failures, the last"
         part = "set-up" if cause.kind is EndReason.SETUP_FAILED else "program"
         kept = dead and job.keep_failed > 0
-        job = replace(job, kept_until=now + job.keep_failed) if kept else job.without(placement)
+        job = replace(job, kept_until=now + job.keep_failed) if kept else job.drop(placement)
         return finish_job(
             job,
             Status.FAILED,
             f"{count} of the {part} {where}",
             now,
             effects=() if kept else (Effect(EffectKind.RELEASE, placement, "the job failed"),),
-            events=(Event(EventKind.FAILED, text),),
+            events=(Event(EventType.FAILED, text),),
             ended=(ended,),
         )
     job = replace(job, not_before=now + _backoff(failures, timeouts))
     reason = f"{text}; restarting"
     stuck = cause.kind is EndReason.STUCK
-    event = Event(EventKind.STUCK, reason) if stuck else Event(EventKind.FAILED, text)
+    event = Event(EventType.STUCK, reason) if stuck else Event(EventType.FAILED, text)
     job = with_reason(job, reason, Status.STARTING)
     return Decision(job, events=(event,), ended=(ended,))
 
@@ -157,7 +157,7 @@ def reject_placement(
     )
     in_a_row = "" if rejections == 1 else f" ({rejections} in a row)"
     job = with_reason(job, f"rejected slice: {reason}{in_a_row}", Status.WAITING)
-    return Decision(job, effects, (Event(EventKind.REFUSED, reason), *events))
+    return Decision(job, effects, (Event(EventType.REFUSED, reason), *events))
 
 
 def replace_bad_host(
@@ -185,7 +185,7 @@ def replace_bad_host(
     in_a_row = job.bad_in_a_row + (bool(mass_failure) or not measured)
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
     ended = (EndedAttempt(current_attempt(job), EndReason.BAD_HOST, text, cause),)
-    events = (Event(EventKind.BADHOST, text, _host_fields(cause, placement)),)
+    events = (Event(EventType.BADHOST, text, _host_fields(cause, placement)),)
     job = replace(
         job, bad_hosts=job.bad_hosts + 1, bad_in_a_row=in_a_row, attempt=None, cause=cause
     )
@@ -193,7 +193,7 @@ def replace_bad_host(
         reason = f"{in_a_row} bad hosts, the last: {text}"
         reason += f"; {mass_failure}" if mass_failure else ""
         release = (Effect(EffectKind.RELEASE, placement, text),)
-        job = job.without(placement)
+        job = job.drop(placement)
         return finish_job(job, Status.FAILED, reason, now, release, events, ended)
     job, effects, held_back = _release_or_hold_back(job, placement, text, idle=idle)
     job = with_reason(job, f"{text}; slice being replaced", Status.WAITING)
@@ -235,7 +235,7 @@ def replace_after_ambiguous_start(
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
     ended = (EndedAttempt(current_attempt(job), EndReason.AMBIGUOUS_START, text, cause),)
     fields = _host_fields(cause, placement)
-    events = (Event(EventKind.UNCLEAR, f"{text}; trying another slice", fields),)
+    events = (Event(EventType.UNCLEAR, f"{text}; trying another slice", fields),)
     job = replace(job, unclear_starts=job.unclear_starts + 1, attempt=None, cause=cause)
     job, effects, held_back = _release_or_hold_back(job, placement, text, idle=idle)
     job = with_reason(job, f"{text}; trying another slice", Status.WAITING)
@@ -319,11 +319,11 @@ def replace_unreachable(
     if unreached >= slices:
         return end_unreachable(job, placement, f"{reason}; {advice.change}", now)
     ended = EndedAttempt(current_attempt(job), EndReason.UNREACHABLE, reason)
-    job = replace(job.without(placement), attempt=None, cause=None)
+    job = replace(job.drop(placement), attempt=None, cause=None)
     return Decision(
         with_reason(job, f"{reason}; trying another slice", Status.WAITING),
         effects=(Effect(EffectKind.RELEASE, placement, reason),),
-        events=(Event(EventKind.UNREACHABLE, reason),),
+        events=(Event(EventType.UNREACHABLE, reason),),
         ended=(ended,),
     )
 
@@ -331,7 +331,7 @@ def replace_unreachable(
 def end_unreachable(job: Job, placement: Placement, reason: str, now: float) -> Decision:
     """End a job whose hosts cannot be reached until the user changes something."""
     return finish_job(
-        replace(job.without(placement), cause=None),
+        replace(job.drop(placement), cause=None),
         Status.FAILED,
         reason,
         now,
@@ -348,19 +348,19 @@ def after_preemption(
     If they were not ready and the job has requested others, its attempt continues with those.
     """
     preemptions = job.preemptions + 1
-    continues = placement.role is not Role.ACTIVE and bool(job.without(placement).requests)
+    continues = placement.role is not Role.ACTIVE and bool(job.drop(placement).requests)
     attempt: Attempt | None = job.attempt
     ended: tuple[EndedAttempt, ...] = ()
     if attempt is not None and not continues:
         ended = (EndedAttempt(attempt, EndReason.PREEMPTED, reason),)
         attempt = None
-    job = replace(job.without(placement), preemptions=preemptions, attempt=attempt, cause=None)
+    job = replace(job.drop(placement), preemptions=preemptions, attempt=attempt, cause=None)
     release = (Effect(EffectKind.RELEASE, placement, reason),)
     position = f"in {placement.zone}: {reason}" if steps is None else _format_position(steps)
     fields: dict[str, str | float | None] = {"zone": placement.zone, "reason": reason}
     if steps is not None:
         fields |= {"step": steps.step, "checkpoint": steps.checkpoint}
-    events = (Event(EventKind.PREEMPTED, f"slice preempted {position}", fields),)
+    events = (Event(EventType.PREEMPTED, f"slice preempted {position}", fields),)
     if job.allowance.preemptions is not None and preemptions > job.allowance.preemptions:
         count = "1 preemption" if preemptions == 1 else f"{preemptions} preemptions, the last"
         job_reason = f"{count} in {placement.zone}: {reason}"
@@ -389,7 +389,7 @@ def after_internal_error(job: Job, message: str, now: float) -> Decision:
     ended = (EndedAttempt(attempt, EndReason.INTERNAL_ERROR, message),) if attempt else ()
     job = replace(job, placements=(), kept_until=None)
     if job.status.ended:
-        return Decision(job, release, (Event(EventKind.RELEASED, message),))
+        return Decision(job, release, (Event(EventType.RELEASED, message),))
     return finish_job(job, Status.FAILED, message, now, effects=release, ended=ended)
 
 
@@ -406,8 +406,8 @@ def record_burn_in(
     slowest = max(report.burn_in_seconds for report in tested)
     warnings = [f"host {r.index}: {r.burn_in_message}" for r in tested if r.burn_in == "warn"]
     text = f"passed in {slowest:.0f} s" + (f", but {'; '.join(warnings)}" if warnings else "")
-    job = decision.job.placed(replace(placement, proved=True))
-    return replace(decision, job=job, events=(Event(EventKind.BURNIN, text), *decision.events))
+    job = decision.job.put(replace(placement, proved=True))
+    return replace(decision, job=job, events=(Event(EventType.BURNIN, text), *decision.events))
 
 
 RUN_SECONDS = 600.0
@@ -456,7 +456,7 @@ def release_for_user(
     listed = observation.listed if observation else None
     gone = observation is not None and (listed is None or not listed.may_run)
     may_have_run = job.attempt is not None
-    job = job.without(placement)
+    job = job.drop(placement)
     may_run = may_have_run and not (gone or observations.stopped)
     if may_run or observations.old_program_may_run:
         return Decision(job, effects=release)
@@ -475,7 +475,7 @@ def finish_job(
 ) -> Decision:
     """End a job with this status."""
     job = replace(job, status=status, reason=reason, attempt=None, ended_at=now, refusals=0)
-    return Decision(job, effects, (*events, Event(EventKind(status.value.lower()), reason)), ended)
+    return Decision(job, effects, (*events, Event(EventType(status.value.lower()), reason)), ended)
 
 
 # --- Slices held back -------------------------------------------------------------------------
@@ -494,10 +494,10 @@ def _release_or_hold_back(
     if limit is None:
         limit = min(job.turned_down // REJECTIONS_PER_HELD_BACK, MAX_HELD_BACK)
     if not idle or len(job.held_back) >= limit:
-        return job.without(placement), (Effect(EffectKind.RELEASE, placement, reason),), ()
-    job = job.placed(replace(placement, role=Role.HELD_BACK))
+        return job.drop(placement), (Effect(EffectKind.RELEASE, placement, reason),), ()
+    job = job.put(replace(placement, role=Role.HELD_BACK))
     where = f"{placement.chips} chips in {placement.zone}"
-    return job, (), (Event(EventKind.PARKED, f"{placement.name} ({where}) until another runs"),)
+    return job, (), (Event(EventType.PARKED, f"{placement.name} ({where}) until another runs"),)
 
 
 def release_unneeded(decision: Decision, observations: Observations) -> Decision:
@@ -527,7 +527,7 @@ def release_requests(decision: Decision, reason: str) -> Decision:
         return decision
     return decision.then(
         Decision(
-            decision.job.without(*requests),
+            decision.job.drop(*requests),
             effects=tuple(Effect(EffectKind.RELEASE, request, reason) for request in requests),
         )
     )
@@ -579,8 +579,8 @@ def _release_all_held_back(decision: Decision, reason: str) -> Decision:
         Effect(EffectKind.RELEASE, placement, f"held back; {reason}") for placement in held_back
     )
     slices = "1 held-back slice" if len(held_back) == 1 else f"{len(held_back)} held-back slices"
-    event = Event(EventKind.RELEASED, f"{slices} released: {reason}")
-    return decision.then(Decision(job.without(*held_back), effects, (event,)))
+    event = Event(EventType.RELEASED, f"{slices} released: {reason}")
+    return decision.then(Decision(job.drop(*held_back), effects, (event,)))
 
 
 # --- Helpers ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ may be gone, or with which the job ends, waits for one more copy, for a bounded 
 from dataclasses import replace
 
 from drumline.jobs.core.outcomes import format_duration, with_reason
-from drumline.jobs.core.reasons import EventKind
+from drumline.jobs.core.reasons import EventType
 from drumline.jobs.core.state import (
     Attempt,
     Decision,
@@ -78,4 +78,4 @@ def _next_copy(attempt: Attempt, observations: Observations, timeouts: Timeouts)
 
 
 def _with_event(decision: Decision, text: str) -> Decision:
-    return replace(decision, events=(Event(EventKind.OUTPUTS, text), *decision.events))
+    return replace(decision, events=(Event(EventType.OUTPUTS, text), *decision.events))

@@ -96,7 +96,7 @@ END_RULES: dict[EndReason, EndRule] = {
 }
 
 
-class EventKind(StrEnum):
+class EventType(StrEnum):
     """The kind of a line of a job's history."""
 
     CREATED = "created"

@@ -21,7 +21,7 @@ from drumline.jobs.core.outcomes import (
     with_backoff,
     with_reason,
 )
-from drumline.jobs.core.reasons import EndReason, EventKind
+from drumline.jobs.core.reasons import EndReason, EventType
 from drumline.jobs.core.refusals import RefusalAction, action_for, leaves_candidate
 from drumline.jobs.core.state import (
     Attempt,
@@ -59,7 +59,12 @@ def seek_slices(job: Job, observations: Observations, now: float, timeouts: Time
         return release_while_waiting(decision, now, timeouts)
     if not backs_off:
         decision = _ask(decision, observations, now)
-    return _with_waiting_reason(decision, observations, now, timeouts)
+    decision = replace(decision, job=_with_waiting_reason(decision.job, observations, now))
+    queued = [request for request in decision.job.requests if request.queued]
+    waited = min((now - request.asked_at for request in queued), default=0.0)
+    if len(queued) == len(decision.job.requests) and waited > timeouts.waiting:
+        return release_held_back(decision)
+    return decision
 
 
 def follow_other_requests(
@@ -101,7 +106,7 @@ def _request(job: Job, candidate: Candidate, now: float) -> Decision:
     """Request slices from the cloud, and begin an attempt if none is in progress."""
     placement = _new_placement(job, candidate, now)
     first = not job.requests
-    job = _with_attempt(replace(job, asks=job.asks + 1), now).placed(placement)
+    job = _with_attempt(replace(job, asks=job.asks + 1), now).put(placement)
     if first:
         job = replace(job, next_choice=job.choices.index(candidate))
     return Decision(
@@ -109,7 +114,7 @@ def _request(job: Job, candidate: Candidate, now: float) -> Decision:
         effects=(Effect(EffectKind.REQUEST, placement),),
         events=(
             Event(
-                EventKind.ASKED,
+                EventType.ASKED,
                 f"{candidate.accelerator} in {candidate.zone}",
                 {"accelerator": candidate.accelerator, "zone": candidate.zone},
             ),
@@ -145,7 +150,7 @@ def request_accepted(job: Job, name: str, now: float, operation: str = "") -> Jo
     placement = unanswered_request(job, name)
     if placement is None:
         return job
-    return job.placed(replace(placement, accepted_at=now, operation=operation, refusal=""))
+    return job.put(replace(placement, accepted_at=now, operation=operation, refusal=""))
 
 
 def request_refused(
@@ -158,9 +163,9 @@ def request_refused(
     fault = refusal.fault
     if action_for(fault) is RefusalAction.RETRY and not _leaves(job, placement, fault):
         # Nothing exists in the cloud, so the same request is repeated under the same name.
-        refused = job.placed(_repeated(placement, refusal, now, timeouts))
+        refused = job.put(_repeated(placement, refusal, now, timeouts))
         known = any(request.refusal == refusal.text for request in job.requests)
-        events = () if placement.refusals or known else (Event(EventKind.WAITING, refusal.text),)
+        events = () if placement.refusals or known else (Event(EventType.WAITING, refusal.text),)
         decision = Decision(_waiting(refused, refusal.text), events=events)
         return release_if_blocking(decision, fault)
     decision = _drop(job, placement, refusal, now, timeouts)
@@ -210,18 +215,18 @@ def _drop(
                 retry_at=new.retry_at,
                 refusal=text,
             )
-            job = replace(job.without(placement), asks=job.asks + 1).placed(again)
+            job = replace(job.drop(placement), asks=job.asks + 1).put(again)
             decision = Decision(
                 _waiting(job, text),
                 effects=(release,),
-                events=(Event(EventKind.WAITING, text, _place(placement)),),
+                events=(Event(EventType.WAITING, text, _place(placement)),),
             )
             return release_if_blocking(decision, fault)
         case RefusalAction.PREEMPTION:
             return _lose_request(job, placement, refusal, now, timeouts)
         case RefusalAction.GIVE_UP:
             return finish_job(
-                job.without(placement),
+                job.drop(placement),
                 Status.FAILED,
                 text,
                 now,
@@ -259,7 +264,7 @@ def _try_next_candidate(
     index = job.next_choice
     if placement.candidate in job.choices:
         index = job.choices.index(placement.candidate)
-    job = replace(job.without(placement), next_choice=(index + 1) % len(job.choices))
+    job = replace(job.drop(placement), next_choice=(index + 1) % len(job.choices))
     text = with_words(reason, words)
     return Decision(
         _waiting(job, text),
@@ -267,7 +272,7 @@ def _try_next_candidate(
             Effect(EffectKind.NO_CAPACITY, placement, reason, words, fault),
             Effect(EffectKind.RELEASE, placement, reason),
         ),
-        events=(Event(EventKind.WAITING, text, _place(placement) | {"fault": fault.value}),),
+        events=(Event(EventType.WAITING, text, _place(placement) | {"fault": fault.value}),),
     )
 
 
@@ -313,7 +318,7 @@ def _follow(
             boot_time = format_duration(observation.at - since)
             reason = f"slice in {placement.zone} is still {state} after {boot_time}"
             return _try_next_candidate(job, placement, reason)
-        return Decision(job.placed(replace(placement, role=Role.STARTING, booting_at=since)))
+        return Decision(job.put(replace(placement, role=Role.STARTING, booting_at=since)))
     waited = now - placement.asked_at
     asked = {request.candidate for request in job.requests}
     other_candidate_open = any(
@@ -343,11 +348,11 @@ def _take_ready_slices(
             # Some deletions never end, and these slices would cost money for as long.
             reason = "the previous slice is still not deleted"
             return Decision(
-                job.without(placement), effects=(Effect(EffectKind.RELEASE, placement, reason),)
+                job.drop(placement), effects=(Effect(EffectKind.RELEASE, placement, reason),)
             )
-        return Decision(job.placed(replace(placement, role=Role.STARTING, ready_at=ready_at)))
+        return Decision(job.put(replace(placement, role=Role.STARTING, ready_at=ready_at)))
     active = replace(placement, role=Role.ACTIVE, ready_at=ready_at)
-    job = replace(_with_attempt(job, now).placed(active), refusals=0)
+    job = replace(_with_attempt(job, now).put(active), refusals=0)
     if placement.candidate in job.choices:
         job = replace(job, next_choice=job.choices.index(placement.candidate))
     hosts = "1 host" if placement.hosts == 1 else f"{placement.hosts} hosts"
@@ -355,18 +360,15 @@ def _take_ready_slices(
     return Decision(
         with_reason(job, "connecting to the hosts", Status.STARTING),
         effects=(Effect(EffectKind.RUN, active),),
-        events=(Event(EventKind.SLICE, text, _place(active) | {"hosts": active.hosts}),),
+        events=(Event(EventType.SLICE, text, _place(active) | {"hosts": active.hosts}),),
     )
 
 
 # --- Why a job waits --------------------------------------------------------------------------
 
 
-def _with_waiting_reason(
-    decision: Decision, observations: Observations, now: float, timeouts: Timeouts
-) -> Decision:
-    """Add the reason why the job waits. After long waits, release the slices held back."""
-    job = decision.job
+def _with_waiting_reason(job: Job, observations: Observations, now: float) -> Job:
+    """Return the job with the reason why it waits: the state of each request, or of each zone."""
     requests = job.requests
     if not requests:
         zones = dict.fromkeys(observations.zones[candidate] for candidate in job.choices)
@@ -374,9 +376,9 @@ def _with_waiting_reason(
         reason = "; ".join(filter(None, reasons)) or "no zone is open"
         # The words of several zones would fill the screen. Each refusal is an event with its words.
         words = next(iter(zones)).words if len(zones) == 1 else ""
-        return replace(decision, job=with_reason(job, with_words(reason, words)))
+        return with_reason(job, with_words(reason, words))
     starting = [request for request in requests if request.role is Role.STARTING]
-    queued = [r for r in requests if r.role is Role.REQUESTED and r.accepted_at is not None]
+    queued = [request for request in requests if request.queued]
     unanswered = [request for request in requests if request.accepted_at is None]
     new = [request for request in unanswered if not request.refusals]
     parts = [f"slice is booting in {_zones(starting)}"] if starting else []
@@ -391,11 +393,7 @@ def _with_waiting_reason(
     if len(requests) == 1 and queued and job.next_choice:
         position = f"zone {job.next_choice + 1} of {len(job.choices)} · "
     status = Status.STARTING if starting else Status.WAITING
-    job = with_reason(job, position + "; ".join(parts), status)
-    decision = replace(decision, job=job)
-    if len(queued) == len(requests) and all(now - r.asked_at > timeouts.waiting for r in queued):
-        return release_held_back(decision)
-    return decision
+    return with_reason(job, position + "; ".join(parts), status)
 
 
 def _place(placement: Placement) -> dict[str, str | float | None]:

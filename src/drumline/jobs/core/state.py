@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from drumline.chips import slice_of
-from drumline.jobs.core.reasons import EndReason, EventKind
+from drumline.jobs.core.reasons import EndReason, EventType
 from drumline.jobs.core.steps import Steps
 from drumline.observed import FaultKind, HostReport, ListedPlacement, PlacementState, Refusal
 
@@ -128,6 +128,11 @@ class Placement:
     def candidate(self) -> Candidate:
         """The accelerator and the zone."""
         return Candidate(self.accelerator, self.zone)
+
+    @property
+    def queued(self) -> bool:
+        """True if the cloud has accepted the request, and has not granted it yet."""
+        return self.role is Role.REQUESTED and self.accepted_at is not None
 
     @property
     def chips(self) -> int:
@@ -282,14 +287,14 @@ class Job:
         """The placements with a bad host, until the program runs elsewhere."""
         return tuple(p for p in self.placements if p.role is Role.HELD_BACK)
 
-    def placed(self, placement: Placement) -> "Job":
+    def put(self, placement: Placement) -> "Job":
         """Return the job with this placement, instead of the one with the same name."""
         if not any(p.name == placement.name for p in self.placements):
             return replace(self, placements=(*self.placements, placement))
         placements = (placement if p.name == placement.name else p for p in self.placements)
         return replace(self, placements=tuple(placements))
 
-    def without(self, *placements: Placement) -> "Job":
+    def drop(self, *placements: Placement) -> "Job":
         """Return the job without these placements."""
         names = {placement.name for placement in placements}
         return replace(self, placements=tuple(p for p in self.placements if p.name not in names))
@@ -476,7 +481,7 @@ class Effect:
 class Event:
     """A line of the job's history."""
 
-    kind: EventKind
+    kind: EventType
     text: str
     fields: Mapping[str, str | float | None] = field(default_factory=dict)
     """The facts in the text, for programs."""

@@ -23,7 +23,7 @@ MAX_EVENTS = 50
 """The newest events of a zone and accelerator that count."""
 
 
-class ZoneEventKind(StrEnum):
+class ZoneEventType(StrEnum):
     """The kind of an event of a zone."""
 
     GRANTED = "granted"
@@ -39,7 +39,7 @@ class ZoneEvent:
     """One event of a zone and accelerator."""
 
     at: float
-    kind: ZoneEventKind
+    kind: ZoneEventType
     seconds: float
 
 
@@ -70,17 +70,17 @@ def summarize(events: Sequence[ZoneEvent], now: float, early_loss: float) -> Zon
     A slice that is lost within `early_loss` seconds counts against the zone.
     """
     health, last_failure = 1.0, 0.0
-    by_kind: dict[ZoneEventKind, list[float]] = {kind: [] for kind in ZoneEventKind}
+    by_kind: dict[ZoneEventType, list[float]] = {kind: [] for kind in ZoneEventType}
     for event in events:
         by_kind[event.kind].append(event.seconds)
-        early = event.kind is ZoneEventKind.LOST and event.seconds < early_loss
-        if early or event.kind is ZoneEventKind.REFUSED:
+        early = event.kind is ZoneEventType.LOST and event.seconds < early_loss
+        if early or event.kind is ZoneEventType.REFUSED:
             health = FAILURE_FACTOR * _recovered(health, event.at - last_failure)
             last_failure = event.at
-    granted, lost = by_kind[ZoneEventKind.GRANTED], by_kind[ZoneEventKind.LOST]
+    granted, lost = by_kind[ZoneEventType.GRANTED], by_kind[ZoneEventType.LOST]
     return ZoneSummary(
         granted=len(granted),
-        refused=len(by_kind[ZoneEventKind.REFUSED]),
+        refused=len(by_kind[ZoneEventType.REFUSED]),
         lost=len(lost),
         early_losses=sum(seconds < early_loss for seconds in lost),
         wait=median(granted) if granted else None,

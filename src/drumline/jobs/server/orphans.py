@@ -8,7 +8,7 @@ from typing import Any
 
 from drumline.jobs.controller.slices import Orphan
 from drumline.jobs.controller.supervisor import Supervisor
-from drumline.jobs.core.reasons import EventKind
+from drumline.jobs.core.reasons import EventType
 from drumline.jobs.core.state import Candidate, Decision, Event
 from drumline.jobs.server import verbs
 from drumline.jobs.server.job_files import JobFiles
@@ -83,7 +83,7 @@ class Orphans:
             user or getpass.getuser(), name, stored, lambda new_id: replace(job, id=new_id)
         )
         self._supervisor.add(record)
-        event = Event(EventKind.NOTE, f"adopted {orphan.name}, a slice of a lost database")
+        event = Event(EventType.NOTE, f"adopted {orphan.name}, a slice of a lost database")
         self._supervisor.change(
             record.job.id, lambda current: Decision(current.job, events=(event,))
         )

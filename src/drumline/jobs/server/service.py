@@ -21,7 +21,7 @@ from drumline.hosts.packing.rules import packing_notes
 from drumline.hosts.values import working_copy
 from drumline.jobs.controller.sessions import attempt_key
 from drumline.jobs.controller.supervisor import Supervisor
-from drumline.jobs.core.reasons import EventKind
+from drumline.jobs.core.reasons import EventType
 from drumline.jobs.core.state import Decision, Event, Job
 from drumline.jobs.server import verbs, views
 from drumline.jobs.server.execution import Execution
@@ -241,10 +241,10 @@ class JobService:
         self.supervisor.add(record)
         warnings = self.files.warnings(spec, choices, bundled)
         for warning in warnings:
-            self.store.add_event(record.job.id, Event(EventKind.WARNING, warning), now)
+            self.store.add_event(record.job.id, Event(EventType.WARNING, warning), now)
         fields = packing_fields(archive)
         for line in packing_notes(fields):
-            self.store.add_event(record.job.id, Event(EventKind.NOTE, line), now)
+            self.store.add_event(record.job.id, Event(EventType.NOTE, line), now)
         self.supervisor.wake()
         return views.full(self.supervisor, record) | {"warnings": warnings} | fields
 
@@ -431,7 +431,7 @@ class JobService:
             text = self._change(job_id, verb, stored)
         packing = packing_fields(archive)
         for line in packing_notes(packing):
-            self.store.add_event(job_id, Event(EventKind.NOTE, line), time.time())
+            self.store.add_event(job_id, Event(EventType.NOTE, line), time.time())
         return self._answer(self.record(job_id), text) | {"changes": changed} | packing
 
     def _require_same_slice(

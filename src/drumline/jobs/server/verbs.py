@@ -14,7 +14,7 @@ from drumline.jobs.billing import Prices
 from drumline.jobs.controller.slices import Orphan
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.outcomes import format_duration
-from drumline.jobs.core.reasons import EventKind
+from drumline.jobs.core.reasons import EventType
 from drumline.jobs.core.state import (
     Allowance,
     Candidate,
@@ -118,7 +118,7 @@ def cancel(record: Record, prices: Prices, releasing: Sequence[SliceRow] = ()) -
     if job.wish is DesiredState.DELETE:
         return VerbResult(f"{job.id} is already being deleted; its slice is not kept")
     decision = Decision(
-        replace(job, wish=DesiredState.CANCEL), events=(Event(EventKind.NOTE, "cancel requested"),)
+        replace(job, wish=DesiredState.CANCEL), events=(Event(EventType.NOTE, "cancel requested"),)
     )
     if job.active is None:
         return VerbResult(f"{job.id} is cancelled; {no_slice(releasing)}", decision)
@@ -142,7 +142,7 @@ def delete(record: Record, releasing: Sequence[SliceRow] = ()) -> VerbResult:
     """
     job = record.job
     new = job.wish is not DesiredState.DELETE
-    events = (Event(EventKind.NOTE, "delete requested"),) if new else ()
+    events = (Event(EventType.NOTE, "delete requested"),) if new else ()
     decision = Decision(
         replace(job, wish=DesiredState.DELETE, deletes=job.deletes + 1), events=events
     )
@@ -205,10 +205,10 @@ def resume(
         raise RequestError(f"{job.id} was resumed in the meantime: {reason}", 409)
     job = terms.apply_to(job)
     keys = ", ".join(line.partition(":")[0] for line in changes)
-    notes = (Event(EventKind.NOTE, f"changed in the job file: {keys}"),) if keys else ()
+    notes = (Event(EventType.NOTE, f"changed in the job file: {keys}"),) if keys else ()
     if not job.status.ended and job.active is not None:
         where = _slice_of(job)
-        event = Event(EventKind.NOTE, "resume requested; it restarts after its program has stopped")
+        event = Event(EventType.NOTE, "resume requested; it restarts after its program has stopped")
         later = Decision(replace(job, wish=DesiredState.RESTART), events=(*notes, event))
         return VerbResult(
             f"{job.id} restarts {where}, with the current code, after its program has stopped",

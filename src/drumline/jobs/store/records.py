@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from drumline.jobs.core.host_history import HostRecord
-from drumline.jobs.core.reasons import EventKind
+from drumline.jobs.core.reasons import EventType
 from drumline.jobs.core.state import (
     Attempt,
     Candidate,
@@ -31,7 +31,7 @@ from drumline.jobs.core.state import (
     OldProgram,
     Placement,
 )
-from drumline.jobs.core.zone_history import MAX_EVENTS, ZoneEvent, ZoneEventKind
+from drumline.jobs.core.zone_history import MAX_EVENTS, ZoneEvent, ZoneEventType
 from drumline.jobs.store.metrics import MetricsTable
 from drumline.jobs.store.schema import SchemaError, transaction, upgrade
 from drumline.jobs.store.specs import StoredSpec
@@ -272,7 +272,7 @@ class Store:
             ).fetchone()
             job = make(f"{row['number']:06}")
             self._write_state(job, job.created_at)
-            self._write_events(job, (Event(EventKind.CREATED, name),), job.created_at)
+            self._write_events(job, (Event(EventType.CREATED, name),), job.created_at)
         return Record(job, user, name, stored_spec)
 
     def living(self) -> list[Record]:
@@ -524,7 +524,7 @@ class Store:
         )
         events: dict[Candidate, list[ZoneEvent]] = {}
         for accelerator, zone, time, kind, seconds in rows:
-            event = ZoneEvent(time, ZoneEventKind(kind), seconds)
+            event = ZoneEvent(time, ZoneEventType(kind), seconds)
             events.setdefault(Candidate(accelerator, zone), []).append(event)
         return events
 
