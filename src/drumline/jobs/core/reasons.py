@@ -39,8 +39,8 @@ class EndReason(StrEnum):
 class Next(StrEnum):
     """What a job does after the end of an attempt, if its allowance is not used up."""
 
-    SAME_SLICE = "starts again on the same slice"
-    OTHER_SLICE = "starts again on another slice"
+    SAME_SLICE = "restarts on the same slice"
+    OTHER_SLICE = "restarts on another slice"
     END = "ends"
 
 
