@@ -44,9 +44,13 @@ from drumline.observed import Fault, FaultKind, PlacementState, Refusal, Scope, 
 
 
 def seek_slices(job: Job, observations: Observations, now: float, timeouts: Timeouts) -> Decision:
-    """Follow the requests of a job without active slices, and ask in more zones."""
+    """Follow the requests of a job without active slices, and ask in more zones.
+
+    Of several slices that are ready, the first in the order of the job file becomes active.
+    """
     decision = Decision(job)
-    for placement in job.requests:
+    order = {candidate: index for index, candidate in enumerate(job.choices)}
+    for placement in sorted(job.requests, key=lambda p: order.get(p.candidate, len(order))):
         decision = decision.then(_follow(decision.job, placement, observations, now, timeouts))
         if decision.job.active or decision.job.status.ended:
             return decision
