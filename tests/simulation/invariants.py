@@ -234,7 +234,8 @@ class Invariants:
                 self._environment.fail(f"{job.id} uses {' and '.join(active)} at the same time")
             started = job.attempt.running_at if job.attempt else None
             now = self._environment.now()
-            if job.requests and started is not None and now - started > OTHER_REQUESTS_KEPT:
+            keeps_requests = bool(job.requests) and not job.rates
+            if keeps_requests and started is not None and now - started > OTHER_REQUESTS_KEPT:
                 self._environment.fail(f"{job.id} runs, and still requests {job.requests[0].name}")
 
     def _check_kept_slices(self) -> None:

@@ -231,6 +231,7 @@ def _job(stream: Stream, number: int, at: float) -> JobPlan:
         "parking": chips.choice((None, None, 1, 2)),
         "outputs": chips.choice(([], ["results/"])),
         "ask": chips.choice((1, 2, 3, 3)),
+        "migrate": chips.choice(("never", "never", "cheaper")),
     }
     program = Plan(
         steps=steps,

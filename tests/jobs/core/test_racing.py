@@ -51,6 +51,7 @@ class Race:
     hosts: tuple[HostReport, ...] = ()
     zones: dict[Candidate, ZoneStatus] = field(default_factory=dict)
     old_program_may_run: bool = False
+    stopped: bool = False
     decisions: list[Decision] = field(default_factory=list)
 
     def settle(self) -> "Race":
@@ -66,6 +67,7 @@ class Race:
                 listening_since=0.0,
                 zones=self.zones,
                 old_program_may_run=self.old_program_may_run,
+                stopped=self.stopped,
             )
             self.take(lifecycle.decide(self.job, observations, self.now, TIMEOUTS))
             if self.job == before:
@@ -79,7 +81,7 @@ class Race:
             if effect.kind is EffectKind.NO_CAPACITY:
                 self.zones[effect.placement.candidate] = ZoneStatus(False, effect.reason)
         if decision.ended or self.job.active is None:
-            self.hosts = ()
+            self.hosts, self.stopped = (), False
 
     def passes(self, seconds: float) -> "Race":
         self.now += seconds
@@ -262,6 +264,50 @@ def test_a_job_with_reserved_capacity_waits_longer_for_a_zone() -> None:
     assert [request.zone for request in race.job.requests] == ["zone-a"]
     race.passes(30 * TIMEOUTS.waiting)
     assert [request.zone for request in race.job.requests] == ["zone-b"]
+
+
+RATES = (2.0, 1.9, 1.0)
+"""The prices of zone-a, zone-b and zone-c."""
+
+
+def running(rates: tuple[float | None, ...]) -> Race:
+    """Return a race in which zone-a was the first and runs the program, for longer than settled."""
+    race = Race(replace(Race().job, rates=rates), zones={c: ZoneStatus() for c in (A, B, C)})
+    race.settle().accept_all().becomes("zone-a", PlacementState.READY)
+    race.answers(HostPhase.PREPARING).answers(HostPhase.RUNNING)
+    assert race.job.status is Status.RUNNING
+    race.now += requests.SETTLED_SECONDS + 1
+    race.lists("zone-a", PlacementState.READY)
+    return race.answers(HostPhase.RUNNING)
+
+
+def test_a_job_never_leaves_a_healthy_slice_by_default() -> None:
+    race = running(rates=())
+    assert [placement.zone for placement in race.job.placements] == ["zone-a"]
+
+
+def test_a_job_that_may_migrate_moves_when_a_cheaper_slice_is_ready() -> None:
+    race = running(RATES)
+    assert [request.zone for request in race.job.requests] == ["zone-c"], "zone-b saves too little"
+    race.accept_all().answers(HostPhase.RUNNING).becomes("zone-c", PlacementState.QUEUED)
+    race.answers(HostPhase.RUNNING)
+    assert race.job.status is Status.RUNNING
+    assert race.names(EffectKind.STOP) == []
+    race.becomes("zone-c", PlacementState.READY)
+    assert race.names(EffectKind.STOP) == ["zone-a"]
+    race.stopped = True
+    race.settle()
+    assert race.outcomes() == [EndReason.MOVED]
+    active = race.job.active
+    assert active is not None
+    assert active.zone == "zone-c"
+    assert "zone-a" in race.names(EffectKind.RELEASE)
+    counts = (race.job.failures, race.job.bad_hosts, race.job.preemptions)
+    assert (race.job.status, counts) == (Status.RECOVERING, (0, 0, 0))
+
+
+def test_a_job_whose_prices_are_unknown_stays() -> None:
+    assert running((None, None, None)).job.requests == ()
 
 
 def test_an_invalid_request_ends_the_job_and_withdraws_the_others() -> None:

@@ -174,6 +174,7 @@ ONE_KEY: dict[str, str] = {
     "parking: -1": "parking: is -1; expected a whole number from 0 to 8",
     "parking: 99": "parking: is 99; expected a whole number from 0 to 8",
     "ask: 0": "ask: is 0; expected a whole number from 1 to 8",
+    "migrate: always": "migrate: 'always' is not one of never, cheaper",
     "ask: all": "ask: is 'all'; expected a whole number from 1 to 8",
     "reservation: team-a": "reservation: requires capacity: reserved; add it, or remove this key",
     "reservation: Team A": f"reservation: 'Team A' is not the name of a reservation; {NAME}",
@@ -218,6 +219,7 @@ ONE_KEY: dict[str, str] = {
     "data_disks: [zones/a/disks/b]": "data_disks.source: 'zones/a/disks/b' is not the path of a "
     "disk; write projects/P/zones/ZONE/disks/NAME",
     "frobnicate: 1": "frobnicate: unknown key; the keys are name, accelerator, zones, ask, "
+    "migrate, "
     "capacity, "
     "reservation, workdir, include, setup, environment, secrets, docker, python, mounts, run, "
     "hosts, checkpoint, outputs, retry, burnin, parking, project, network, subnetwork, "

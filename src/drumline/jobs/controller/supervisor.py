@@ -233,7 +233,7 @@ class Supervisor:
             reports=reports,
             address_error=self.sessions.address_error(job),
             listening_since=self.sessions.listening_since(job),
-            zones=self._availability.zones(job.choices) if waits else {},
+            zones=self._availability.zones(job.choices) if waits or job.rates else {},
             old_program_may_run=(waits or job.wish is not DesiredState.RUN)
             and self._old_program_may_run(job),
             stopped=self.sessions.stopped(job),

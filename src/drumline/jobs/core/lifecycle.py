@@ -39,7 +39,7 @@ from drumline.jobs.core.outcomes import (
 )
 from drumline.jobs.core.outputs import copy_outputs
 from drumline.jobs.core.reasons import EndReason, EventType
-from drumline.jobs.core.requests import follow_other_requests, seek_slices
+from drumline.jobs.core.requests import follow_other_requests, seek_cheaper_slices, seek_slices
 from drumline.jobs.core.state import (
     Attempt,
     Cause,
@@ -69,6 +69,7 @@ def decide(job: Job, observations: Observations, now: float, timeouts: Timeouts)
     decision = release_unneeded(decision, observations)
     if decision.job.active is not None:
         decision = follow_other_requests(decision, observations, now, timeouts)
+        decision = seek_cheaper_slices(decision, observations, now)
     return decision
 
 

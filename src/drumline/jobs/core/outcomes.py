@@ -56,6 +56,8 @@ def after_stop(
         return Decision(job, effects=(Effect(EffectKind.STOP, placement),))
     cause = job.cause
     assert cause is not None
+    if cause.kind is EndReason.MOVED:
+        return _leave_for_cheaper_slices(job, placement, cause.error)
     if END_RULES[cause.kind].counts is None:
         return _restart_uncounted(job, cause.kind, now, timeouts)
     dead = all(r.phase in {HostPhase.EXITED, HostPhase.FAILED} for r in observations.reports)
@@ -82,6 +84,14 @@ def _restart_uncounted(job: Job, reason: EndReason, now: float, timeouts: Timeou
         events=(Event(EventType.LEFT, f"{reason.clause}; restarting"),),
         ended=(EndedAttempt(attempt, reason, reason.clause),),
     )
+
+
+def _leave_for_cheaper_slices(job: Job, placement: Placement, message: str) -> Decision:
+    """Release the slices of a program that was stopped to continue on cheaper ones."""
+    ended = EndedAttempt(current_attempt(job), EndReason.MOVED, message)
+    job = replace(job.drop(placement), attempt=None, cause=None)
+    release = (Effect(EffectKind.RELEASE, placement, message),)
+    return Decision(with_reason(job, message, Status.WAITING), release, ended=(ended,))
 
 
 def _after_failure(
@@ -512,9 +522,11 @@ def release_unneeded(decision: Decision, observations: Observations) -> Decision
         return _release_all_held_back(decision, "the job is over")
     # A server that has just started has no reports yet, and all() of none is True.
     reports = observations.reports
-    if job.active and reports and all(report.heard_at is not None for report in reports):
-        decision = release_requests(decision, f"the slice in {job.active.zone} answered first")
+    answered = reports and all(report.heard_at is not None for report in reports)
     started = job.attempt is not None and job.attempt.running_at is not None
+    # Later requests of a running program are for cheaper slices.
+    if job.active and answered and not (started and job.rates):
+        decision = release_requests(decision, f"the slice in {job.active.zone} answered first")
     if started and reports and all(_is_working(report) for report in reports):
         return _release_all_held_back(decision, "the program runs elsewhere")
     return decision

@@ -20,6 +20,7 @@ class EndReason(StrEnum):
     BAD_HOST = "bad host"
     AMBIGUOUS_START = "ambiguous start"
     UNREACHABLE = "unreachable"
+    MOVED = "moved"
     CANCELLED = "cancelled"
     REFUSED = "refused"
     INTERNAL_ERROR = "internal error"
@@ -90,6 +91,9 @@ END_RULES: dict[EndReason, EndRule] = {
     EndReason.UNREACHABLE: EndRule(
         "No host could be reached, because of the network or the login.", Next.OTHER_SLICE
     ),
+    EndReason.MOVED: EndRule(
+        "A cheaper slice was ready, and `migrate: cheaper` allows to move there.", Next.OTHER_SLICE
+    ),
     EndReason.CANCELLED: EndRule("The user stopped the job.", Next.END),
     EndReason.REFUSED: EndRule("The cloud rejected the request as invalid.", Next.END),
     EndReason.INTERNAL_ERROR: EndRule("Drumline itself failed.", Next.END),
@@ -135,6 +139,8 @@ class EventType(StrEnum):
     """The program exited without a failure and is started again."""
     RELEASED = "released"
     """Slices are being deleted."""
+    MOVED = "moved"
+    """The program is stopped, to continue on a cheaper slice."""
     OUTPUTS = "outputs"
     """The outputs were copied."""
     RESUMED = "resumed"

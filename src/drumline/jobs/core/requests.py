@@ -26,7 +26,9 @@ from drumline.jobs.core.refusals import RefusalAction, action_for, leaves_candid
 from drumline.jobs.core.state import (
     Attempt,
     Candidate,
+    Cause,
     Decision,
+    DesiredState,
     Effect,
     EffectKind,
     EndedAttempt,
@@ -71,6 +73,44 @@ def seek_slices(job: Job, observations: Observations, now: float, timeouts: Time
     return decision
 
 
+SETTLED_SECONDS = 1800.0
+"""Seconds for which a program runs before cheaper slices are requested. Most losses come before."""
+
+
+def seek_cheaper_slices(decision: Decision, observations: Observations, now: float) -> Decision:
+    """Request slices that are cheaper than the active ones, and stop the program once one is ready.
+
+    Only a job with `migrate: cheaper` leaves a healthy slice. The requests cost nothing until they
+    are granted, and the program saves its work as before a preemption.
+    """
+    job, active, attempt = decision.job, decision.job.active, decision.job.attempt
+    if active is None or attempt is None or attempt.running_at is None or attempt.stopping:
+        return decision
+    if not job.rates or job.wish is not DesiredState.RUN:
+        return decision
+    request = next((request for request in job.requests if request.ready_at is not None), None)
+    if request is not None:
+        if not job.is_cheaper(request.candidate, active.candidate):
+            release = Effect(EffectKind.RELEASE, request, "it is not cheaper")
+            return decision.then(Decision(job.drop(request), (release,)))
+        text = f"moving to a cheaper slice in {request.zone}"
+        cause = Cause(EndReason.MOVED, 0, active.hosts, text)
+        job = replace(job, cause=cause, attempt=replace(attempt, stopping=True))
+        stop = Effect(EffectKind.STOP, active)
+        event = Event(EventType.MOVED, text, _place(request))
+        return decision.then(Decision(with_reason(job, text), (stop,), (event,)))
+    if now - attempt.running_at < SETTLED_SECONDS:
+        return decision
+    asked = {request.zone for request in job.requests} | {active.zone}
+    for candidate in job.choices:
+        status = observations.zones.get(candidate, ZoneStatus(open=False))
+        wanted = status.open and status.reliable and not status.crowded
+        cheaper = job.is_cheaper(candidate, active.candidate)
+        if wanted and cheaper and candidate.zone not in asked and len(job.requests) < job.ask:
+            return decision.then(_request(job, candidate, now))
+    return decision
+
+
 def follow_other_requests(
     decision: Decision, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision:
@@ -109,7 +149,7 @@ def _ask(decision: Decision, observations: Observations, now: float) -> Decision
 def _request(job: Job, candidate: Candidate, now: float) -> Decision:
     """Request slices from the cloud, and begin an attempt if none is in progress."""
     placement = _new_placement(job, candidate, now)
-    first = not job.requests
+    first = not job.requests and job.active is None
     job = _with_attempt(replace(job, asks=job.asks + 1), now).put(placement)
     if first:
         job = replace(job, next_choice=job.choices.index(candidate))

@@ -229,6 +229,9 @@ class Job:
     """Consecutive attempts that soon ended without a failure and were restarted."""
     patience: float = 1.0
     """Factor on the wait for capacity in a zone. The queue for reserved capacity moves in hours."""
+    rates: tuple[float | None, ...] = ()
+    """The price of each choice in dollars per hour, None if it is not known. Empty for a job that
+    never leaves a healthy slice."""
     ask: int = 1
     """The maximum number of zones to request slices in at the same time. A job of an earlier
     version asks in one."""
@@ -286,6 +289,12 @@ class Job:
     def held_back(self) -> tuple[Placement, ...]:
         """The placements with a bad host, until the program runs elsewhere."""
         return tuple(p for p in self.placements if p.role is Role.HELD_BACK)
+
+    def is_cheaper(self, candidate: Candidate, than: Candidate) -> bool:
+        """Return True if the job may leave a slice for one that costs at least a tenth less."""
+        rates = dict(zip(self.choices, self.rates, strict=False))
+        rate, current = rates.get(candidate), rates.get(than)
+        return rate is not None and current is not None and rate <= 0.9 * current
 
     def put(self, placement: Placement) -> "Job":
         """Return the job with this placement, instead of the one with the same name."""

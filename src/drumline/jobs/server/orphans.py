@@ -9,7 +9,7 @@ from typing import Any
 from drumline.jobs.controller.slices import Orphan
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.reasons import EventType
-from drumline.jobs.core.state import Candidate, Decision, Event
+from drumline.jobs.core.state import Decision, Event
 from drumline.jobs.server import verbs
 from drumline.jobs.server.job_files import JobFiles
 from drumline.jobs.server.verbs import RequestError
@@ -75,10 +75,7 @@ class Orphans:
         )  # fmt: skip
         stored = spec.model_dump(mode="json")
         stored |= {"archive": None, "origin": {"adopted": orphan.name}}
-        choices = (Candidate(orphan.accelerator, orphan.zone),)
-        job = verbs.adopting_job(
-            verbs.JobTerms.of(spec, choices), orphan, self._supervisor.store.owner, time.time()
-        )
+        job = verbs.adopting_job(spec, orphan, self._supervisor.store.owner, time.time())
         record = self._supervisor.store.add(
             user or getpass.getuser(), name, stored, lambda new_id: replace(job, id=new_id)
         )

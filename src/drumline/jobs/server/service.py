@@ -224,14 +224,13 @@ class JobService:
         now = time.time()
         stored["checkpoint_owner"] = checkpoint_owner(self.store.owner, now)
         _stored_spec(stored)
-        terms = verbs.JobTerms.of(spec, choices)
         cleanup = contextlib.ExitStack()
 
         def make_job(job_id: str) -> Job:
             values = {name: secrets[name] for name in spec.secrets}
             cleanup.enter_context(self.folders.new_secrets(job_id, values))
             job = Job(id=job_id, owner=self.store.owner, choices=choices, created_at=now)
-            return terms.apply_to(job)
+            return verbs.apply_job_file(job, spec, choices)
 
         # No await from here on, so that no other request interferes.
         if job_origin.get("checkpoint"):
@@ -421,13 +420,14 @@ class JobService:
         added = {"archive": archive, "origin": origin, "checkpoint_owner": owner}
         added["interpreter"] = interpreter
         stored = _stored_spec(after | added)
-        terms = verbs.JobTerms.of(spec, choices)
         # No await from here on: the job is read again and changed at once.
         folder = stored.checkpoints_of(job_id)
         if folder is not None:
             self._require_unused(folder, job_id)
         with self.folders.new_secrets(job_id, {name: secrets[name] for name in spec.secrets}):
-            verb = partial(verbs.resume, requested=requested, terms=terms, changes=changed)
+            verb = partial(
+                verbs.resume, requested=requested, spec=spec, choices=choices, changes=changed
+            )
             text = self._change(job_id, verb, stored)
         packing = packing_fields(archive)
         for line in packing_notes(packing):

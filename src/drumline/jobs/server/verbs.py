@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from drumline.errors import UserError
-from drumline.jobs.billing import Prices
+from drumline.jobs.billing import Prices, price_per_hour
 from drumline.jobs.controller.slices import Orphan
 from drumline.jobs.core import lifecycle
 from drumline.jobs.core.outcomes import format_duration
@@ -54,55 +54,30 @@ class VerbResult:
     decision: Decision | None = None
 
 
-@dataclass(frozen=True)
-class JobTerms:
-    """The keys of a job file that `decide` depends on."""
+def apply_job_file(job: Job, spec: "JobSpec", choices: tuple[Candidate, ...]) -> Job:
+    """Return the job with the keys of its job file that `decide` depends on.
 
-    choices: tuple[Candidate, ...]
-    allowance: Allowance
-    grace: float
-    keep: float
-    keep_failed: float
-    stuck_after: float | None
-    parking: int | None = None
-    outputs: bool = False
-    ask: int = 1
-    patience: float = 1.0
-
-    @classmethod
-    def of(cls, spec: "JobSpec", choices: tuple[Candidate, ...]) -> "JobTerms":
-        """Return the terms of a job file, with the slices that it can run on."""
-        retry = spec.retry
-        counts = (retry.failures, retry.bad_hosts, retry.preemptions)
-        return cls(
-            choices,
-            Allowance(*(None if count == "unlimited" else count for count in counts)),
-            spec.stop_grace,
-            KEEP_CANCELLED_SECONDS if spec.keep is None else spec.keep,
-            KEEP_FAILED_SECONDS if spec.keep is None else spec.keep,
-            None if spec.stuck_after == "never" else spec.stuck_after,
-            spec.parking,
-            bool(spec.outputs),
-            spec.ask,
-            RESERVED_PATIENCE if spec.capacity == "reserved" else 1.0,
-        )
-
-    def apply_to(self, job: Job) -> Job:
-        """Return the job with these terms."""
-        return replace(
-            job,
-            choices=self.choices,
-            next_choice=job.next_choice if self.choices == job.choices else 0,
-            allowance=self.allowance,
-            grace=self.grace,
-            keep=self.keep,
-            keep_failed=self.keep_failed,
-            stuck_after=self.stuck_after,
-            parking=self.parking,
-            outputs=self.outputs,
-            ask=self.ask,
-            patience=self.patience,
-        )
+    `choices` are the slices that it can run on.
+    """
+    retry = spec.retry
+    counts = (retry.failures, retry.bad_hosts, retry.preemptions)
+    return replace(
+        job,
+        choices=choices,
+        next_choice=job.next_choice if choices == job.choices else 0,
+        allowance=Allowance(*(None if count == "unlimited" else count for count in counts)),
+        grace=spec.stop_grace,
+        keep=KEEP_CANCELLED_SECONDS if spec.keep is None else spec.keep,
+        keep_failed=KEEP_FAILED_SECONDS if spec.keep is None else spec.keep,
+        stuck_after=None if spec.stuck_after == "never" else spec.stuck_after,
+        parking=spec.parking,
+        outputs=bool(spec.outputs),
+        ask=spec.ask,
+        patience=RESERVED_PATIENCE if spec.capacity == "reserved" else 1.0,
+        rates=tuple(price_per_hour(*choice, spec.capacity) for choice in choices)
+        if spec.migrate == "cheaper"
+        else (),
+    )
 
 
 def cancel(record: Record, prices: Prices, releasing: Sequence[SliceRow] = ()) -> VerbResult:
@@ -190,9 +165,13 @@ def reason_not_to_resume(job: Job) -> str | None:
 
 
 def resume(
-    record: Record, requested: Job, terms: JobTerms, changes: Sequence[str] = ()
+    record: Record,
+    requested: Job,
+    spec: "JobSpec",
+    choices: tuple[Candidate, ...],
+    changes: Sequence[str] = (),
 ) -> VerbResult:
-    """Run a job again with these terms. `requested` is the job at the time of the request.
+    """Run a job again by its current job file. `requested` is the job at the time of the request.
 
     If a `cancel` is still stopping the program, the job restarts afterwards on the same slice.
     `changes` are the lines of the job file that changed.
@@ -203,7 +182,7 @@ def resume(
     reason = reason_not_to_resume(job)
     if reason is not None:
         raise RequestError(f"{job.id} was resumed in the meantime: {reason}", 409)
-    job = terms.apply_to(job)
+    job = apply_job_file(job, spec, choices)
     keys = ", ".join(line.partition(":")[0] for line in changes)
     notes = (Event(EventType.NOTE, f"changed in the job file: {keys}"),) if keys else ()
     if not job.status.ended and job.active is not None:
@@ -225,13 +204,14 @@ def _slice_of(job: Job) -> str:
     return lifecycle.describe_slices(job)
 
 
-def adopting_job(terms: JobTerms, orphan: Orphan, owner: str, now: float) -> Job:
+def adopting_job(spec: "JobSpec", orphan: Orphan, owner: str, now: float) -> Job:
     """Return a job that keeps a slice of a lost database, like a cancelled job."""
     placement = Placement(
         orphan.name, orphan.zone, orphan.accelerator, orphan.hosts,
         asked_at=now, role=Role.ACTIVE, ready_at=now, accepted_at=now,
     )  # fmt: skip
-    job = terms.apply_to(Job(id="", owner=owner, choices=terms.choices, created_at=now))
+    choices = (placement.candidate,)
+    job = apply_job_file(Job("", owner, choices, created_at=now), spec, choices)
     reason = f"slice {orphan.accelerator} in {orphan.zone} adopted, kept for a resume"
     return replace(
         job,

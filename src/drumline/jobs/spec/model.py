@@ -256,6 +256,17 @@ class JobSpec(BaseModel):
         "requests in one zone after the other. Default: `3`.",
         examples=[1],
     )
+    migrate: Annotated[
+        Literal["never", "cheaper"],
+        BeforeValidator(lambda value: checks.choice(value, ("never", "cheaper"))),
+    ] = Field(
+        default="never",
+        description="`cheaper` moves the job when a slice that costs at least a tenth less is "
+        "ready: half an hour after its start the job requests slices in cheaper zones, and the "
+        "program is stopped as by a preemption and continues there. Default: `never`, which leaves "
+        "no healthy slice.",
+        examples=["cheaper"],
+    )
     capacity: Annotated[
         Literal["spot", "on-demand", "reserved"],
         BeforeValidator(
