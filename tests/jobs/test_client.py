@@ -16,12 +16,13 @@ import pytest
 
 from drumline.cloud.emulator import processes
 from drumline.errors import UserError
+from drumline.hosts.ssh import ensure_key_pair
 from drumline.jobs import Client, Refused
 from drumline.jobs import connection as connection_module
 from drumline.jobs.client import job_id
 from drumline.jobs.connection import NoServer, ServerConnection, home_folder
 from drumline.jobs.folders import Folders
-from drumline.jobs.server.process import remove_socket, ssh_key
+from drumline.jobs.server.process import remove_socket
 from tests.jobs.installation import temporary_installation
 
 # A server in small: takes the lock or leaves, writes down that it started and with what, answers
@@ -379,29 +380,29 @@ def test_the_public_half_of_the_key_is_that_of_the_key_there_is(tmp_path: Path) 
 
     folders = Folders(tmp_path)
     folders.key.parent.mkdir(parents=True, exist_ok=True)
-    first = ssh_key(folders)
-    assert ssh_key(folders) == first
+    first = ensure_key_pair(folders.key)
+    assert ensure_key_pair(folders.key) == first
     other = asyncssh.generate_private_key("ssh-ed25519", comment="another")
     folders.key.write_bytes(other.export_private_key())
-    assert ssh_key(folders) == other.export_public_key().decode().strip() != first
+    assert ensure_key_pair(folders.key) == other.export_public_key().decode().strip() != first
     for file in folders.key.parent.iterdir():
         assert file.stat().st_mode & 0o077 == 0 or file == folders.key
 
 
 def test_a_lost_key_is_not_replaced_while_slices_know_it(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
-    first = ssh_key(folders, [])
+    first = ensure_key_pair(folders.key, [])
     folders.key.unlink()
     for slices in (["dl-me-000001-1"], None):
         with pytest.raises(UserError, match="id_ed25519 is missing") as caught:
-            ssh_key(folders, slices)
+            ensure_key_pair(folders.key, slices)
         assert "ssh-keygen" in str(caught.value)
         assert not folders.key.exists()
-    assert ssh_key(folders, []) != first
+    assert ensure_key_pair(folders.key, []) != first
     folders.key.unlink()
     folders.key.with_suffix(".pub").unlink()
     with pytest.raises(UserError, match="dl-me-000001-1 accept no other key"):
-        ssh_key(folders, ["dl-me-000001-1"])
+        ensure_key_pair(folders.key, ["dl-me-000001-1"])
 
 
 def test_a_server_without_its_key_is_an_error_while_a_job_has_a_slice(tmp_path: Path) -> None:

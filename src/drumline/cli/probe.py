@@ -14,11 +14,12 @@ from drumline.cli.rendering.text import sanitize
 def run_probe(zone: str | None, accelerator: str | None, capacity: str | None, yes: bool) -> bool:
     """Request a slice, reach it and delete it. Return True if every step succeeded."""
     from drumline.cloud.google.rest import Dependencies
+    from drumline.hosts.ssh import ensure_key_pair
     from drumline.jobs import probe as probes
     from drumline.jobs.config import read
     from drumline.jobs.connection import home_folder
     from drumline.jobs.folders import Folders
-    from drumline.jobs.server.process import connect, ssh_key
+    from drumline.jobs.server.process import connect
 
     config = read(home_folder())
     plan = probes.plan_probe(config, zone, accelerator, capacity)
@@ -34,7 +35,7 @@ def run_probe(zone: str | None, accelerator: str | None, capacity: str | None, y
 
     async def run() -> bool:
         cloud = connect(config, Dependencies(on_answer=report.answer))
-        access = probes.ProbeAccess(folders.key, ssh_key(folders), known_hosts)
+        access = probes.ProbeAccess(folders.key, ensure_key_pair(folders.key), known_hosts)
         limits = probes.probe_limits(config)
         probe = probes.Probe(cloud, plan, config.slice_settings, access, report, limits)
         loop = asyncio.get_running_loop()

@@ -33,11 +33,12 @@ from drumline.hosts.connection import (
     contact_failure,
     describe_connection_error,
 )
+from drumline.hosts.ssh import names_instances, proxy_arguments
 from drumline.hosts.values import Address, Timing
 from drumline.jobs.billing import price_per_hour
 from drumline.jobs.config import Config
 from drumline.jobs.core.outcomes import FIRST_CONTACT_ADVICE
-from drumline.jobs.slice_settings import SliceSettings, names_instances, proxy_arguments
+from drumline.jobs.slice_settings import SliceSettings
 from drumline.observed import ListedPlacement, PlacementState
 
 READY_SECONDS = 1200.0

@@ -4,7 +4,6 @@ A job file sets them for one job and config.yaml for all jobs of a home. Both ar
 slice is requested or a connection is opened, so a change of config.yaml applies to running jobs.
 """
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,14 +15,6 @@ from drumline.jobs.core.state import Candidate
 
 NO_PROXY = "none"
 """The proxy command of a job that connects directly although config.yaml has a proxy."""
-PROXY_ESCAPES = {
-    "h": "the address of the host",
-    "p": "its SSH port",
-    "i": "its index in the slice, from 0",
-    "n": "the name of its instance",
-    "z": "the zone",
-    "%": "a percent sign",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,36 +112,6 @@ SLICE_KEYS = (
     "data_disks",
 )
 """The keys that a slice is requested with. A change of them needs another slice."""
-
-
-def proxy_arguments(
-    command: str, *, host: str, port: int, index: int, zone: str, instance: str = ""
-) -> tuple[str, ...]:
-    """Return the program and arguments of a proxy command for one host.
-
-    The command is split like a shell line, and the escapes are replaced afterwards. No shell reads
-    it, so `drumline ssh` and the server run the same program.
-    """
-    values = {"h": host, "p": str(port), "i": str(index), "n": instance, "z": zone, "%": "%"}
-    return tuple(_replace_escapes(word, values) for word in shlex.split(command))
-
-
-def names_instances(command: str) -> bool:
-    """Return True if a proxy command contains `%n`, which needs a call of the cloud."""
-    return "n" in proxy_escapes(command)
-
-
-def proxy_escapes(command: str) -> list[str]:
-    """Return the letter of each escape in a proxy command; empty for a `%` at the end."""
-    parts = iter(command)
-    return [next(parts, "") for letter in parts if letter == "%"]
-
-
-def _replace_escapes(word: str, values: Mapping[str, str]) -> str:
-    letters = iter(word)
-    return "".join(
-        values.get(next(letters, "%"), "") if letter == "%" else letter for letter in letters
-    )
 
 
 # --- the zones that the settings allow --------------------------------------------------------

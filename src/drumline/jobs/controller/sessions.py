@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from drumline.cloud.protocol import Cloud, CloudError
+from drumline.hosts.ssh import names_instances, proxy_arguments
 from drumline.hosts.values import Address, Admission, Admit, known_hosts_name
 from drumline.jobs.config import Config
 from drumline.jobs.controller.host_history import HostHistory
@@ -16,7 +17,6 @@ from drumline.jobs.controller.program import build_program
 from drumline.jobs.controller.tasks import BackgroundTasks
 from drumline.jobs.core.state import AddressError, Job, Placement
 from drumline.jobs.folders import Folders, trim_logs
-from drumline.jobs.slice_settings import names_instances, proxy_arguments
 from drumline.jobs.store.records import Record
 from drumline.observed import (
     Fault,

@@ -12,11 +12,9 @@ import contextlib
 import fcntl
 import logging
 import os
-import shlex
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
@@ -27,6 +25,7 @@ from drumline.cloud.google.rest import Dependencies
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.idle_exit import SHUTDOWN_SECONDS, IdleExit
 from drumline.errors import UserError
+from drumline.hosts.ssh import ensure_key_pair
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.connection import home_folder
 from drumline.jobs.controller.supervisor import Supervisor
@@ -80,45 +79,6 @@ def start_emulator(config: Config) -> None:
             log.warning("%s", warning)
 
 
-def ssh_key(folders: Folders, slices: Sequence[str] | None = None) -> str:
-    """Return the public SSH key. Generate the key pair on the first call.
-
-    `slices` are those that know the key. A lost key is not replaced while there are any, because
-    a new one would open none of them. If they are unknown, the public key shows that a pair was
-    generated. The public key has its own file, so that a start does not import SSH to derive it.
-    """
-    public = folders.key.with_suffix(".pub")
-    try:
-        # A public key that is older belongs to a private key that was replaced.
-        if public.stat().st_mtime_ns >= folders.key.stat().st_mtime_ns:
-            return public.read_text().strip()
-    except FileNotFoundError:
-        pass
-    if not folders.key.exists() and (slices or (slices is None and public.exists())):
-        known_by = f", and the hosts of {', '.join(slices)} accept no other key" if slices else ""
-        raise UserError(
-            f"the SSH key {folders.key} is missing{known_by}; restore it from a backup, or give up "
-            f"the programs on these slices with a new key: ssh-keygen -t ed25519 -N '' -f "
-            f"{shlex.quote(str(folders.key))}"
-        )
-    import asyncssh
-
-    if folders.key.exists():
-        key = asyncssh.read_private_key(folders.key)
-    else:
-        key = asyncssh.generate_private_key("ssh-ed25519", comment="drumline")
-        _write_private(folders.key, key.export_private_key())
-    _write_private(public, key.export_public_key())
-    return key.export_public_key().decode().strip()
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(".new")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    temporary.rename(path)
-
-
 async def _socket_removed(path: Path) -> None:
     """Return when the socket was removed or replaced, because no caller can reach it then."""
     inode = path.stat().st_ino
@@ -140,7 +100,7 @@ async def serve(config: Config, stay: bool = False) -> None:
     store = Store(folders.database)
     store.require_original(folders.home)
     store.record_cloud(config.cloud)
-    public_key = ssh_key(folders, store.held_slices())
+    public_key = ensure_key_pair(folders.key, store.held_slices())
     cloud = await asyncio.to_thread(connect, config)
     source = health_source(config)
     supervisor = Supervisor(store, cloud, config, public_key, health_source=source)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel
 
-from drumline.jobs.slice_settings import PROXY_ESCAPES, proxy_escapes
+from drumline.hosts.ssh import PROXY_ESCAPES, proxy_escapes
 from drumline.jobs.spec.checks import (
     InvalidValue,
     as_list,
