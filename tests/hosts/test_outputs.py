@@ -16,7 +16,8 @@ from drumline.hosts.agent import outputs as agent_outputs
 from drumline.hosts.agent import wire
 from drumline.hosts.code import pack
 from drumline.hosts.connection import AgentError
-from drumline.hosts.outputs import CopyError, HostCopy, OutputFolder
+from drumline.hosts.outputs import CopyError, OutputFolder
+from drumline.hosts.protocol import HostCopy
 from drumline.hosts.session import HostPhase, SliceSession
 from tests.hosts.on_hosts import on_hosts, reach, work
 

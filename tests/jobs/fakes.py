@@ -15,7 +15,8 @@ from drumline.cloud.google import placements
 from drumline.cloud.google.errors import refusal
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.protocol import CloudError, OperationState, PlacementRequest
-from drumline.hosts.values import Address, Admit, Program
+from drumline.hosts.protocol import Admit
+from drumline.hosts.values import Address, Program
 from drumline.jobs.config import read
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.server.service import JobService

@@ -21,7 +21,8 @@ import asyncssh
 
 from drumline.errors import HostError
 from drumline.files import write_atomically
-from drumline.hosts.values import Address, CompletedCommand, Output, Stream, Timing
+from drumline.hosts.protocol import OnOutput, Stream
+from drumline.hosts.values import Address, CompletedCommand, Timing
 from drumline.observed import ContactFailure
 
 USER = "drumline"
@@ -300,7 +301,7 @@ class Connection:
         return CompletedCommand(code, stdout, stderr)
 
     async def run_for_user(
-        self, command: str, first_input: bytes, stdin: AsyncIterator[bytes] | None, output: Output
+        self, command: str, first_input: bytes, stdin: AsyncIterator[bytes] | None, output: OnOutput
     ) -> int:
         """Run a command of the user and return its exit code; a negative code is a signal.
 

@@ -32,15 +32,13 @@ from drumline.hosts.connection import (
 )
 from drumline.hosts.host_files import burn_in_command
 from drumline.hosts.log_segments import LogWriter, received_size, rename_log
-from drumline.hosts.outputs import CopyError, HostCopy, OutputFolder
+from drumline.hosts.outputs import CopyError, OutputFolder
+from drumline.hosts.protocol import Admit, HostCopy, OnOutput, admit_all
 from drumline.hosts.remote import RemoteAgent
 from drumline.hosts.values import (
-    Admit,
     HostAssignment,
-    Output,
     Program,
     Timing,
-    admit_all,
     attempt_folder,
     code_files,
     program_message,
@@ -506,7 +504,7 @@ class HostRunner:
     async def run(
         self,
         command: str,
-        output: Output,
+        output: OnOutput,
         timeout: float | None,
         stdin: AsyncIterator[bytes] | None,
     ) -> int:

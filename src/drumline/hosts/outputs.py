@@ -11,17 +11,16 @@ import binascii
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
 
 from drumline.errors import HostError
 from drumline.hosts.agent import wire
 from drumline.hosts.connection import AgentError
+from drumline.hosts.protocol import MAX_PROBLEMS, HostCopy
 from drumline.hosts.remote import RemoteAgent
 
-MAX_PROBLEMS = 20
-"""The number of files of one host that are reported with the reason why they were not copied."""
 MAX_NAME_BYTES, MAX_PART_BYTES = 1000, 240
 """The limits of a name and of its parts. File systems allow 255 bytes for a part."""
 MAX_SIZE, MAX_TIME = 1 << 50, 1 << 62
@@ -40,27 +39,6 @@ class Output:
     name: str
     size: int
     changed_ns: int
-
-
-@dataclass
-class HostCopy:
-    """The result of a copy from one host."""
-
-    files: int = 0
-    """The number of files that were copied, because they were new or had changed."""
-    bytes: int = 0
-    error: str = ""
-    """The reason why not all files could be copied; empty if the host sent what it has."""
-    problems: list[tuple[str, str]] = field(default_factory=list)
-    """Files that were not copied, each with the reason."""
-    left_out: int = 0
-    """The number of files that were not copied."""
-
-    def leave_out(self, name: str, reason: str) -> None:
-        """Record a file that was not copied."""
-        self.left_out += 1
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append((printable(name), printable(reason)))
 
 
 class OutputFolder:
@@ -227,11 +205,6 @@ def _measure(folder: Path) -> tuple[int, int]:
             with contextlib.suppress(FileNotFoundError):
                 files, size = files + 1, size + os.lstat(os.path.join(parent, name)).st_size
     return files, size
-
-
-def printable(text: str) -> str:
-    """Limit a text of a host to a short one of printable characters."""
-    return "".join(character if character.isprintable() else "?" for character in text[:300])
 
 
 def _valid(

@@ -35,7 +35,8 @@ from drumline.hosts.agent.wire import (
 )
 from drumline.hosts.connection import AgentError, Connection
 from drumline.hosts.host_files import AGENT, AGENT_FILE, AGENT_SHA, burn_in_file
-from drumline.hosts.values import CompletedCommand, Output
+from drumline.hosts.protocol import OnOutput
+from drumline.hosts.values import CompletedCommand
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -128,7 +129,7 @@ class RemoteAgent:
         return answer
 
     async def run_for_user(
-        self, folder: str, message: Command, stdin: AsyncIterator[bytes] | None, output: Output
+        self, folder: str, message: Command, stdin: AsyncIterator[bytes] | None, output: OnOutput
     ) -> int:
         """Run a command of the user with `stdin` as its input, and return its exit code."""
         command = f"{AGENT_COMMAND} {shlex.join([EXEC, folder])}"

@@ -20,16 +20,14 @@ from pydantic import BaseModel, ValidationError
 from drumline.files import write_atomically
 from drumline.hosts.connection import KnownHosts
 from drumline.hosts.driver import HostRunner, RunnerResources
-from drumline.hosts.outputs import HostCopy, OutputFolder
+from drumline.hosts.outputs import OutputFolder
+from drumline.hosts.protocol import Admit, HostCopy, OnOutput, admit_all
 from drumline.hosts.values import (
     Address,
-    Admit,
     HostAssignment,
-    Output,
     Program,
     Step,
     Timing,
-    admit_all,
     known_hosts_name,
 )
 from drumline.observed import HostPhase, HostReport
@@ -251,7 +249,7 @@ class SliceSession:
         self,
         host: int,
         command: str,
-        output: Output,
+        output: OnOutput,
         timeout: float | None = None,
         stdin: AsyncIterator[bytes] | None = None,
     ) -> int:

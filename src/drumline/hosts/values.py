@@ -1,9 +1,8 @@
 """The values of a slice session: the hosts, the program that they run, and its folders there."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 from urllib.parse import quote
 
 from drumline.hosts.agent.wire import HostProgram, Prepare, PythonRecipe, large_file_name
@@ -75,26 +74,6 @@ class HostAssignment:
 
 
 @dataclass(frozen=True)
-class Admission:
-    """The decision about a host from its history."""
-
-    refused: str = ""
-    """The reason why the host may not be used; empty if it may."""
-    burnin: float = 0.0
-    """The seconds of burn-in that the host needs before the program; 0 for none."""
-
-
-Admit = Callable[[int, Mapping[str, str]], Admission]
-"""A function that decides about a host from its index and its identity."""
-
-
-def admit_all(index: int, identity: Mapping[str, str]) -> Admission:
-    """Admit every host without a burn-in."""
-    del index, identity
-    return Admission()
-
-
-@dataclass(frozen=True)
 class Timing:
     """Timeouts and intervals in seconds."""
 
@@ -126,11 +105,6 @@ class CompletedCommand:
     """The exit code; a negative one is a signal."""
     stdout: str
     stderr: str
-
-
-Stream = Literal["stdout", "stderr"]
-Output = Callable[[Stream, bytes], Awaitable[None]]
-"""A callback for each piece of a command's output."""
 
 
 # Folders and messages for the agent --------------------------------------------------------------

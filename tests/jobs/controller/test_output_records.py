@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from drumline.hosts.outputs import HostCopy
+from drumline.hosts.protocol import HostCopy
 from drumline.jobs.config import read
 from drumline.jobs.controller.outputs import JobOutputs
 from drumline.jobs.folders import Folders

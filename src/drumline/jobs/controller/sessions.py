@@ -8,8 +8,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from drumline.cloud.protocol import Cloud, CloudError
+from drumline.hosts.protocol import Admission, Admit
 from drumline.hosts.ssh import names_instances, proxy_arguments
-from drumline.hosts.values import Address, Admission, Admit, known_hosts_name
+from drumline.hosts.values import Address, known_hosts_name
 from drumline.jobs.config import Config
 from drumline.jobs.controller.host_history import HostHistory
 from drumline.jobs.controller.polling import ZonePolls

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from drumline.hosts.values import Stream
+from drumline.hosts.protocol import Stream
 from drumline.jobs.server.request_bodies import read_body
 from drumline.jobs.server.verbs import RequestError
 
