@@ -19,6 +19,7 @@ from drumline.hosts.protocol import Admit
 from drumline.hosts.values import Address, Program
 from drumline.jobs.config import read
 from drumline.jobs.controller.supervisor import Supervisor
+from drumline.jobs.server.process import make_runner
 from drumline.jobs.server.service import JobService
 from drumline.jobs.store.records import Store
 from drumline.observed import Endpoint, HostPhase, HostReport, ListedPlacement, Refusal
@@ -320,11 +321,12 @@ class ServerHarness:
         self._open()
 
     def _open(self) -> None:
-        key = "ssh-ed25519 AAAA drumline"
+        config, key = read(self._home), "ssh-ed25519 AAAA drumline"
         self.supervisor = Supervisor(
             Store(self._home / "jobs.db"),
             self.cloud,
-            read(self._home),
+            config,
+            make_runner(config, self.cloud),
             key,
             wall=self.wall,
             monotonic=self.clock,

@@ -30,6 +30,7 @@ from drumline.jobs.config import read
 from drumline.jobs.controller import slices, supervisor
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.server.api import JobsApi
+from drumline.jobs.server.process import make_runner
 from drumline.jobs.server.service import JobService
 from drumline.jobs.store.records import Store
 from tests.simulation.cloud import SimulatedCloud
@@ -134,7 +135,13 @@ class Server:
         self.owner = store.owner
         self.started.append(self._environment.now())
         self._supervisor = Supervisor(
-            store, self._cloud, self._config, KEY, wall=self.wall, monotonic=self.monotonic
+            store,
+            self._cloud,
+            self._config,
+            make_runner(self._config, self._cloud),
+            KEY,
+            wall=self.wall,
+            monotonic=self.monotonic,
         )
         self.service = JobService(self._supervisor)
         self._application = JobsApi(self.service, lambda: None, lambda: None).application()

@@ -31,7 +31,7 @@ def run_probe(zone: str | None, accelerator: str | None, capacity: str | None, y
     folders = Folders(config.home)
     path = config.home / f"probe-{time.strftime('%Y%m%d-%H%M%S')}.txt"
     report = probes.ProbeReport(path, lambda line: typer.echo(sanitize(line)))
-    known_hosts = folders.known_hosts(path.stem)
+    known_hosts = folders.known_hosts / path.stem
 
     async def run() -> bool:
         cloud = connect(config, Dependencies(on_answer=report.answer))

@@ -1,7 +1,8 @@
 """The interface between the job manager and a cloud.
 
 The calls return values of `drumline.observed`, so another cloud only has to implement this
-protocol. The only implementation is `google.tpu_api.TpuApi`, for Google and for the emulator.
+protocol. The only implementation is `google.tpu_api.TpuApi`, for Google and for the emulator. How
+programs run on the hosts of a placement is the matter of `drumline.hosts.protocol`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,15 @@ from typing import Literal, Protocol
 from drumline.errors import CloudError
 from drumline.observed import ListedPlacement, Refusal
 
-__all__ = ["Cloud", "CloudError", "DataDisk", "OperationState", "PlacementRequest", "SliceOptions"]
+__all__ = [
+    "Cloud",
+    "CloudError",
+    "DataDisk",
+    "MachineCloud",
+    "OperationState",
+    "PlacementRequest",
+    "SliceOptions",
+]
 
 
 @dataclass(frozen=True)
@@ -94,17 +103,8 @@ class Cloud(Protocol):
         `slices` are the names of the listed slices, which may exist without their request.
         """
 
-    async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
-        """Return the public SSH key of each host, slice by slice; None if it is not published.
-
-        The list is empty if the number of hosts is unknown.
-        """
-
     async def check_login(self) -> None:
         """Raise CloudError if the login is missing or expired. Make no call about a resource."""
-
-    async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
-        """Return the name of the instance of each host, slice by slice; None if not published."""
 
     async def bucket_location(self, bucket: str) -> str | None:
         """Return the location of a bucket, such as `US-CENTRAL2`, or None if it is not readable."""
@@ -114,3 +114,16 @@ class Cloud(Protocol):
 
     async def close(self) -> None:
         """Close the connections."""
+
+
+class MachineCloud(Cloud, Protocol):
+    """A cloud whose hosts are virtual machines. The runner over SSH needs these calls too."""
+
+    async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
+        """Return the public SSH key of each host, slice by slice; None if it is not published.
+
+        The list is empty if the number of hosts is unknown.
+        """
+
+    async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
+        """Return the name of the instance of each host, slice by slice; None if not published."""

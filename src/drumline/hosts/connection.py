@@ -22,10 +22,9 @@ import asyncssh
 from drumline.errors import HostError
 from drumline.files import write_atomically
 from drumline.hosts.protocol import OnOutput, Stream
-from drumline.hosts.values import Address, CompletedCommand, Timing
+from drumline.hosts.values import USER, Address, CompletedCommand, Timing
 from drumline.observed import ContactFailure
 
-USER = "drumline"
 MAX_ANSWER_BYTES = 8 << 20
 """The size of one answer, or of one line of a watch. The largest is a status of about 3 MB: a
 report of 1 MB whose characters are escaped. A set-up step would have to run for weeks."""

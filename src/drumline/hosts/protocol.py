@@ -1,8 +1,39 @@
-"""The values that the job manager and the hosts exchange, whatever the way to reach the hosts."""
+"""The interface between the job manager and the hosts of a placement.
 
-from collections.abc import Awaitable, Callable, Mapping
+A cloud (`drumline.cloud.protocol`) makes placements, and a runner runs programs on their hosts. The
+calls return values of `drumline.observed`, so another way to reach hosts only has to implement
+these protocols. The only implementation is `ssh.SshRunner`, for virtual machines.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from drumline.errors import CloudError
+from drumline.observed import HostReport, ListedPlacement, Refusal
+
+if TYPE_CHECKING:
+    from drumline.hosts.outputs import OutputFolder
+    from drumline.hosts.values import Program
+
+
+class AddressesUnreadableError(CloudError):
+    """What the cloud publishes of the hosts of a slice cannot be read now."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        """`refusal` has the fault and the sentence for the user."""
+        super().__init__(refusal.text)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True)
+class HostAccess:
+    """The user's settings for reaching hosts. A runner reads those that concern it."""
+
+    proxy_command: str | None = None
+    """The command that SSH connects through; None connects directly."""
 
 
 @dataclass(frozen=True)
@@ -58,3 +89,88 @@ class HostCopy:
 def _printable(text: str) -> str:
     """Limit a text of a host to a short one of printable characters."""
     return "".join(character if character.isprintable() else "?" for character in text[:300])
+
+
+Hosts = Sequence[Any]
+"""The hosts of a placement as their runner reaches them. Only that runner reads its items."""
+
+
+class Session(Protocol):
+    """One attempt on the hosts of one placement.
+
+    It has no state of its own beyond files in the folder of its logs, so a new server continues
+    with a new session.
+    """
+
+    changed: asyncio.Event
+    """Set when a report has changed."""
+
+    def start(self) -> None:
+        """Prepare all hosts, run the program on them together, and watch it."""
+
+    def reports(self) -> tuple[HostReport, ...]:
+        """Return the current report of each host."""
+
+    async def stop(self, grace: float) -> tuple[int, ...]:
+        """Stop the program for good, and kill it after `grace` seconds.
+
+        Return the hosts that did not confirm in time that nothing of it runs. A repeated call stops
+        only those. No session of this attempt starts the program afterwards.
+        """
+
+    async def run(
+        self,
+        host: int,
+        command: str,
+        output: OnOutput,
+        timeout: float | None = None,
+        stdin: AsyncIterator[bytes] | None = None,
+    ) -> int:
+        """Run a shell command in the job's working copy on one host and return its exit code.
+
+        Its output goes to `output` at once. The command is ended after `timeout`.
+        """
+
+    async def copy_outputs(
+        self, paths: Sequence[str], folder: "OutputFolder", seconds: float
+    ) -> dict[int, HostCopy]:
+        """Copy the outputs of every host that runs the program, in about `seconds` at most."""
+
+    async def close(self) -> None:
+        """Close the connections. The program continues."""
+
+
+class Runner(Protocol):
+    """Runs programs on the hosts of placements."""
+
+    async def find_hosts(self, listed: ListedPlacement, access: HostAccess) -> Hosts:
+        """Return the hosts of a listed placement. Raises AddressesUnreadableError."""
+
+    def session(
+        self,
+        program: "Program",
+        placement: str,
+        hosts: Hosts,
+        *,
+        logs: Path,
+        log_limit: int,
+        clock: Callable[[], float],
+        admit: Admit,
+    ) -> Session:
+        """Return the session of an attempt on a placement, which `start` begins.
+
+        The session writes the log of each host to `logs`, in the files of
+        `drumline.hosts.log_segments`, up to `log_limit` bytes of each. `clock` is that of its
+        reports. `admit` decides if a host may be used.
+        """
+
+    def was_contacted(self, placement: str) -> bool:
+        """Return True if a host of a placement was ever reached. Nothing was sent before that."""
+
+    async def logins(
+        self, listed: ListedPlacement, access: HostAccess, job_id: str, archive_sha: str | None
+    ) -> list[dict[str, Any]]:
+        """Return the login to each host, as `drumline ssh` and `cp` read it. Raises CloudError."""
+
+    def forget(self, placement: str) -> None:
+        """Forget what is stored about the hosts of a placement that is gone."""

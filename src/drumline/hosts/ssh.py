@@ -1,14 +1,169 @@
-"""SSH: the key pair of a home, and the commands that connections go through.
+"""The runner over SSH, for placements whose hosts are virtual machines.
 
 This module loads without asyncssh, which takes longer to load than the rest of the server.
 """
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from drumline.cloud.protocol import CloudError, MachineCloud
 from drumline.errors import UserError
+from drumline.hosts.protocol import AddressesUnreadableError, Admit, HostAccess
+from drumline.hosts.values import USER, Address, Program, Timing, known_hosts_name, working_copy
+from drumline.observed import Fault, FaultKind, ListedPlacement, Refusal, Scope
+
+if TYPE_CHECKING:
+    from drumline.hosts.session import SliceSession
+
+
+class SshRunner:
+    """Runs programs over SSH; see `protocol.Runner` for each call."""
+
+    def __init__(
+        self, cloud: MachineCloud, *, key: Path, known_hosts: Path, timing: Timing
+    ) -> None:
+        """`key` is the private key of this home, and `known_hosts` the folder of host keys."""
+        self._cloud = cloud
+        self._key = key
+        self._known_hosts = known_hosts
+        self._timing = timing
+
+    async def find_hosts(self, listed: ListedPlacement, access: HostAccess) -> list[Address]:
+        """Return the address of each host, with its host key if the cloud publishes it.
+
+        Raises AddressesUnreadableError if the cloud may publish keys that cannot be read now. Then
+        no key is trusted at first sight, because secrets would be sent to whoever answers. Keys
+        that were pinned before are enough.
+        """
+        endpoints = listed.endpoints
+        proxies = await self._proxy_commands(listed, access)
+        try:
+            keys = await self._cloud.host_keys(listed)
+        except CloudError as error:
+            if not self._all_pinned(listed):
+                refusal = self._cloud.explain(error, listed.zone)
+                message = (
+                    f"the SSH host keys of {listed.name} cannot be read, so nothing is sent to "
+                    f"its hosts: {refusal.message}"
+                )
+                raise AddressesUnreadableError(replace(refusal, message=message)) from error
+            keys = []
+        keys = [*keys, *[None] * len(endpoints)][: len(endpoints)]
+        return [
+            Address(endpoint.ssh_ip, endpoint.ssh_port, endpoint.internal_ip, key, proxy)
+            for endpoint, key, proxy in zip(endpoints, keys, proxies, strict=True)
+        ]
+
+    async def _proxy_commands(
+        self, listed: ListedPlacement, access: HostAccess
+    ) -> list[tuple[str, ...]]:
+        """Return the proxy command of each host, which is empty for a direct connection.
+
+        Raises AddressesUnreadableError if the command needs the names of the instances and they are
+        unknown.
+        """
+        command, hosts = access.proxy_command, len(listed.endpoints)
+        if command is None:
+            return [()] * hosts
+        names: list[str | None] = [""] * hosts
+        if names_instances(command):
+            try:
+                names = await self._cloud.instance_names(listed)
+            except CloudError as error:
+                refusal = self._cloud.explain(error, listed.zone)
+                message = (
+                    f"the instance names for ssh.proxy_command cannot be read: {refusal.message}"
+                )
+                raise AddressesUnreadableError(replace(refusal, message=message)) from error
+        if len(names) != hosts or None in names:
+            raise AddressesUnreadableError(
+                Refusal(
+                    Fault(FaultKind.DENIED, Scope.REQUEST),
+                    "ssh.proxy_command contains %n, and the cloud publishes no names of the "
+                    "instances; allow guest attributes (compute.disableGuestAttributesAccess), "
+                    "or use %h",
+                )
+            )
+        return [
+            proxy_arguments(
+                command, host=endpoint.ssh_ip, port=endpoint.ssh_port, index=index,
+                zone=listed.zone, instance=name or "",
+            )
+            for index, (endpoint, name) in enumerate(zip(listed.endpoints, names, strict=True))
+        ]  # fmt: skip
+
+    def _all_pinned(self, listed: ListedPlacement) -> bool:
+        """Return True if every host of a placement has shown its key before."""
+        from drumline.hosts.connection import KnownHosts
+
+        known_hosts = KnownHosts(self._known_hosts_file(listed.name))
+        return all(
+            known_hosts.expected_key(Address(e.ssh_ip, e.ssh_port, e.internal_ip)) is not None
+            for e in listed.endpoints
+        )
+
+    def session(
+        self,
+        program: Program,
+        placement: str,
+        hosts: Sequence[Address],
+        *,
+        logs: Path,
+        log_limit: int,
+        clock: Callable[[], float],
+        admit: Admit,
+    ) -> "SliceSession":
+        """Return the session of an attempt on a placement, which `start` begins."""
+        from drumline.hosts.session import SliceSession
+
+        return SliceSession(
+            program,
+            hosts,
+            key=self._key,
+            known_hosts=self._known_hosts,
+            node=placement,
+            logs=logs,
+            clock=clock,
+            timing=self._timing,
+            log_limit=log_limit,
+            admit=admit,
+        )
+
+    def was_contacted(self, placement: str) -> bool:
+        """Return True if a host of a placement has ever shown its key, before anything was sent."""
+        return self._known_hosts_file(placement).exists()
+
+    async def logins(
+        self, listed: ListedPlacement, access: HostAccess, job_id: str, archive_sha: str | None
+    ) -> list[dict[str, Any]]:
+        """Return the addresses of each host, with the files and the user of the login."""
+        proxies = await self._proxy_commands(listed, access)
+        return [
+            {
+                "index": index,
+                "ip": endpoint.internal_ip,
+                "ssh_ip": endpoint.ssh_ip,
+                "ssh_port": endpoint.ssh_port,
+                "user": USER,
+                "key": str(self._key),
+                "known_hosts": str(self._known_hosts_file(listed.name)),
+                "folder": f".drumline/{working_copy(job_id, archive_sha)}",
+                "proxy_command": [*proxy],
+            }
+            for index, (endpoint, proxy) in enumerate(zip(listed.endpoints, proxies, strict=True))
+        ]
+
+    def forget(self, placement: str) -> None:
+        """Delete the host keys of a placement that is gone."""
+        self._known_hosts_file(placement).unlink(missing_ok=True)
+
+    def _known_hosts_file(self, placement: str) -> Path:
+        return self._known_hosts / known_hosts_name(placement)
+
 
 # --- The key pair -----------------------------------------------------------------------------
 

@@ -7,6 +7,9 @@ from urllib.parse import quote
 
 from drumline.hosts.agent.wire import HostProgram, Prepare, PythonRecipe, large_file_name
 
+USER = "drumline"
+"""The user on the hosts."""
+
 
 @dataclass(frozen=True)
 class Address:

@@ -55,17 +55,9 @@ class Folders:
         return self.home / "code"
 
     @property
-    def all_known_hosts(self) -> Path:
+    def known_hosts(self) -> Path:
         """The SSH host keys, one file for each slice."""
         return self.home / "known_hosts"
-
-    def known_hosts(self, slice_name: str) -> Path:
-        """Return the file of a slice's host keys."""
-        return self.all_known_hosts / slice_name
-
-    def forget_known_hosts(self, slice_name: str) -> None:
-        """Delete the host keys of a slice that is gone."""
-        self.known_hosts(slice_name).unlink(missing_ok=True)
 
     def logs(self, job_id: str, attempt: int | None = None) -> Path:
         """Return the folder of a job's logs, or of one attempt's."""

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from drumline.chips import LOCAL_ZONES, region_of
 from drumline.cloud.protocol import DataDisk, SliceOptions
+from drumline.hosts.protocol import HostAccess
 from drumline.jobs.core.state import Candidate
 
 NO_PROXY = "none"
@@ -75,6 +76,10 @@ class SliceSettings:
             reservation=self.reservation,
             data_disks=self.data_disks,
         )
+
+    def access(self) -> HostAccess:
+        """Return the settings for reaching the hosts."""
+        return HostAccess(self.proxy_command)
 
     @property
     def proxy_command(self) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 from drumline.cloud.google import placements
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.local import emulated_cloud
-from drumline.cloud.protocol import Cloud, PlacementRequest
+from drumline.cloud.protocol import MachineCloud, PlacementRequest
 from drumline.observed import Endpoint, FaultKind, ListedPlacement, PlacementState
 from tests.cloud.conftest import Emulator
 
@@ -137,7 +137,7 @@ def test_two_slices_are_requested_found_and_released_together(emulator: Emulator
     )
 
     async def story() -> None:
-        cloud: Cloud = emulated_cloud("p", emulator.home)
+        cloud: MachineCloud = emulated_cloud("p", emulator.home)
         for _ in range(2):  # the second is mistaken for the first
             await cloud.ask(request)
         ready = await _until(
@@ -158,7 +158,7 @@ def test_two_slices_are_requested_found_and_released_together(emulator: Emulator
 
 
 async def _until(
-    cloud: Cloud, holds: Callable[[ListedPlacement | None], object]
+    cloud: MachineCloud, holds: Callable[[ListedPlacement | None], object]
 ) -> ListedPlacement | None:
     async with asyncio.timeout(60):
         while True:

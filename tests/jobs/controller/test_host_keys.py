@@ -38,7 +38,7 @@ def test_keys_that_were_pinned_before_are_enough(tmp_path: Path) -> None:
         job = await harness.create()
         await harness.reaches(job, "RUNNING")
         name = str(next(iter(harness.cloud.held)))
-        known_hosts = KnownHosts(harness.supervisor.folders.known_hosts(name))
+        known_hosts = KnownHosts(harness.supervisor.folders.known_hosts / name)
         for index in range(2):
             address = Address(f"34.0.0.{index}", 22, f"10.0.0.{index}")
             known_hosts.pin(address, f"ssh-ed25519 AAAA{index}")

@@ -3,20 +3,17 @@
 import logging
 import shutil
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
 from drumline.files import write_atomically
+from drumline.hosts.protocol import Session
 from drumline.jobs.config import Config
 from drumline.jobs.controller.sessions import Sessions, attempt_key
 from drumline.jobs.controller.tasks import BackgroundTasks
 from drumline.jobs.core.state import Job, OutputsCopy
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Record
-
-if TYPE_CHECKING:
-    from drumline.hosts.session import SliceSession
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +104,7 @@ class JobOutputs:
             log.warning("%s cannot be read: %s", path, error)
             return None
 
-    async def _copy(self, job_id: str, attempt: int, session: "SliceSession") -> None:
+    async def _copy(self, job_id: str, attempt: int, session: Session) -> None:
         # Imported here, because SSH takes longer to load than the rest of the server.
         from drumline.hosts.outputs import OutputFolder
 

@@ -2,15 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
-from drumline.cloud.protocol import Cloud, CloudError
-from drumline.hosts.protocol import Admission, Admit
-from drumline.hosts.ssh import names_instances, proxy_arguments
-from drumline.hosts.values import Address, known_hosts_name
+from drumline.hosts.protocol import (
+    AddressesUnreadableError,
+    Admission,
+    Admit,
+    HostAccess,
+    Hosts,
+    Runner,
+    Session,
+)
 from drumline.jobs.config import Config
 from drumline.jobs.controller.host_history import HostHistory
 from drumline.jobs.controller.polling import ZonePolls
@@ -19,18 +23,7 @@ from drumline.jobs.controller.tasks import BackgroundTasks
 from drumline.jobs.core.state import AddressError, Job, Placement
 from drumline.jobs.folders import Folders, trim_logs
 from drumline.jobs.store.records import Record
-from drumline.observed import (
-    Fault,
-    FaultKind,
-    HostPhase,
-    HostReport,
-    ListedPlacement,
-    Refusal,
-    Scope,
-)
-
-if TYPE_CHECKING:
-    from drumline.hosts.session import SliceSession
+from drumline.observed import HostPhase, HostReport, ListedPlacement, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -43,39 +36,30 @@ def attempt_key(job: Job) -> AttemptKey | None:
     return (job.id, job.attempt.number) if job.attempt else None
 
 
-class AddressesUnreadableError(CloudError):
-    """What the cloud publishes of the hosts of a slice cannot be read now."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        """`refusal` has the fault and the sentence for the user."""
-        super().__init__(refusal.text)
-        self.refusal = refusal
-
-
 class Sessions:
     """The connections of each attempt, since when they are open, and the attempts stopped."""
 
     def __init__(
         self,
-        cloud: Cloud,
+        runner: Runner,
         config: Config,
         folders: Folders,
         host_history: HostHistory,
         clock: Callable[[], float],
     ) -> None:
         """`host_history` decides which hosts may be used."""
-        self._cloud = cloud
+        self._runner = runner
         self._host_history = host_history
         self._config = config
         self._folders = folders
         self._clock = clock
-        self._sessions: dict[AttemptKey, SliceSession] = {}
+        self._sessions: dict[AttemptKey, Session] = {}
         self._listening_since: dict[AttemptKey, float] = {}
         self._address_errors: dict[AttemptKey, AddressError] = {}
         self._stopped: dict[AttemptKey, tuple[int, ...]] = {}
         """The hosts that did not confirm the last stop of an attempt."""
 
-    def get(self, key: AttemptKey | None) -> "SliceSession | None":
+    def get(self, key: AttemptKey | None) -> Session | None:
         """Return the connections of an attempt; None if they are not open."""
         return self._sessions.get(key) if key else None
 
@@ -109,106 +93,35 @@ class Sessions:
         key = attempt_key(job)
         return self._stopped.get(key, ()) if key else ()
 
-    async def proxy_commands(
-        self, record: Record, listed: ListedPlacement
-    ) -> list[tuple[str, ...]]:
-        """Return the proxy command of each host, which is empty for a direct connection.
+    async def find_hosts(self, record: Record, listed: ListedPlacement) -> Hosts:
+        """Return the hosts of a slice. Raises AddressesUnreadableError."""
+        return await self._runner.find_hosts(listed, self._access(record))
 
-        Raises AddressesUnreadableError if the command needs the names of the instances and they are
-        unknown.
-        """
-        settings = record.spec.settings.over(self._config.slice_settings)
-        command, hosts = settings.proxy_command, len(listed.endpoints)
-        if command is None:
-            return [()] * hosts
-        names: list[str | None] = [""] * hosts
-        if names_instances(command):
-            try:
-                names = await self._cloud.instance_names(listed)
-            except CloudError as error:
-                refusal = self._cloud.explain(error, listed.zone)
-                message = (
-                    f"the instance names for ssh.proxy_command cannot be read: {refusal.message}"
-                )
-                raise AddressesUnreadableError(replace(refusal, message=message)) from error
-        if len(names) != hosts or None in names:
-            raise AddressesUnreadableError(
-                Refusal(
-                    Fault(FaultKind.DENIED, Scope.REQUEST),
-                    "ssh.proxy_command contains %n, and the cloud publishes no names of the "
-                    "instances; allow guest attributes (compute.disableGuestAttributesAccess), "
-                    "or use %h",
-                )
-            )
-        return [
-            proxy_arguments(
-                command, host=endpoint.ssh_ip, port=endpoint.ssh_port, index=index,
-                zone=listed.zone, instance=name or "",
-            )
-            for index, (endpoint, name) in enumerate(zip(listed.endpoints, names, strict=True))
-        ]  # fmt: skip
+    async def logins(self, record: Record, listed: ListedPlacement) -> list[dict[str, Any]]:
+        """Return the login to each host. Raises CloudError."""
+        archive = record.spec.archive
+        sha = archive.sha if archive else None
+        return await self._runner.logins(listed, self._access(record), record.job.id, sha)
 
-    async def addresses(
-        self, record: Record, placement: Placement, listed: ListedPlacement
-    ) -> list[Address]:
-        """Return the address of each host, with its host key if the cloud publishes it.
-
-        Raises AddressesUnreadableError if the cloud may publish keys that cannot be read now. Then
-        no key is trusted at first sight, because secrets would be sent to whoever answers. Keys
-        that were pinned before are enough.
-        """
-        endpoints = listed.endpoints
-        proxies = await self.proxy_commands(record, listed)
-        try:
-            keys = await self._cloud.host_keys(listed)
-        except CloudError as error:
-            if not self._all_pinned(placement, listed):
-                refusal = self._cloud.explain(error, listed.zone)
-                message = (
-                    f"the SSH host keys of {placement.name} cannot be read, so nothing is sent to "
-                    f"its hosts: {refusal.message}"
-                )
-                raise AddressesUnreadableError(replace(refusal, message=message)) from error
-            keys = []
-        keys = [*keys, *[None] * len(endpoints)][: len(endpoints)]
-        return [
-            Address(endpoint.ssh_ip, endpoint.ssh_port, endpoint.internal_ip, key, proxy)
-            for endpoint, key, proxy in zip(endpoints, keys, proxies, strict=True)
-        ]
-
-    def _all_pinned(self, placement: Placement, listed: ListedPlacement) -> bool:
-        """Return True if every host of a slice has shown its key before."""
-        # Imported here, because SSH takes longer to load than the rest of the server.
-        from drumline.hosts.connection import KnownHosts
-
-        known_hosts = KnownHosts(self._folders.known_hosts(known_hosts_name(placement.name)))
-        return all(
-            known_hosts.expected_key(Address(e.ssh_ip, e.ssh_port, e.internal_ip)) is not None
-            for e in listed.endpoints
-        )
+    def _access(self, record: Record) -> HostAccess:
+        return record.spec.settings.over(self._config.slice_settings).access()
 
     def was_contacted(self, placement: Placement) -> bool:
-        """Return True if a host of a slice has ever shown its key, before anything was sent."""
-        return self._folders.known_hosts(known_hosts_name(placement.name)).exists()
+        """Return True if a host of a slice was ever reached. Nothing was sent before that."""
+        return self._runner.was_contacted(placement.name)
 
-    def open(self, record: Record, placement: Placement, addresses: Sequence[Address]) -> None:
+    def open(self, record: Record, placement: Placement, hosts: Hosts) -> None:
         """Connect to the hosts and run the current attempt on them."""
-        # Imported here, because SSH takes longer to load than the rest of the server.
-        from drumline.hosts.session import SliceSession
-
         key = attempt_key(record.job)
         assert key is not None
         job_id, number = key
-        self._sessions[key] = session = SliceSession(
+        self._sessions[key] = session = self._runner.session(
             build_program(record, number, placement, self._folders),
-            addresses,
-            key=self._folders.key,
-            known_hosts=self._folders.all_known_hosts,
-            node=placement.name,
+            placement.name,
+            hosts,
             logs=self._folders.logs(job_id, number),
-            clock=self._clock,
-            timing=self._config.timing,
             log_limit=self._config.log_limit(placement.hosts),
+            clock=self._clock,
             admit=self._admission(record, placement),
         )
         self._listening_since[key] = self._clock()
@@ -250,7 +163,7 @@ class Sessions:
         """Record that no host of an attempt could be told to stop."""
         self._stopped[key] = tuple(range(hosts))
 
-    def end(self, key: AttemptKey) -> "SliceSession | None":
+    def end(self, key: AttemptKey) -> Session | None:
         """Forget an attempt that is over. Return its connections, to be closed."""
         self._stopped.pop(key, None)
         self._address_errors.pop(key, None)
@@ -333,7 +246,7 @@ class AttemptRunner:
         if attempt is None or listed is None or len(listed.endpoints) != placement.hosts:
             return
         try:
-            addresses = await self._sessions.addresses(record, placement, listed)
+            hosts = await self._sessions.find_hosts(record, listed)
         except AddressesUnreadableError as error:
             self._sessions.record_address_error((job_id, attempt.number), error.refusal)
             raise
@@ -345,7 +258,7 @@ class AttemptRunner:
         if current is None or current.job.active is None or current.job.attempt != attempt:
             return
         if current.job.active.name == placement.name:
-            self._sessions.open(record, placement, addresses)
+            self._sessions.open(record, placement, hosts)
             self._start_listening((job_id, attempt.number), placement.zone)
 
     def _start_listening(self, key: AttemptKey, zone: str) -> None:
@@ -386,7 +299,7 @@ class AttemptRunner:
             except AddressesUnreadableError:
                 attempt = record.job.attempt
                 if attempt is None or attempt.sent_at is None:
-                    # No host has shown its key, so no program was ever sent to one.
+                    # No host was ever reached, so no program was ever sent to one.
                     self._sessions.mark_stopped(key)
                 else:
                     self._sessions.mark_unreachable(key, placement.hosts)

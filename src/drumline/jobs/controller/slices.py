@@ -23,10 +23,10 @@ from typing import Any
 
 from drumline.chips import slice_of
 from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
+from drumline.hosts.protocol import Runner
 from drumline.jobs.controller.polling import ZonePoll, ZonePolls
 from drumline.jobs.controller.tasks import BackgroundTasks, RateLimit
 from drumline.jobs.core.state import OldProgram, Placement, Role
-from drumline.jobs.folders import Folders
 from drumline.jobs.slice_settings import NO_SETTINGS, SliceSettings
 from drumline.jobs.store.records import Record, SliceRow, Store
 from drumline.observed import PlacementState, Refusal
@@ -99,8 +99,8 @@ class Releases:
         self,
         store: Store,
         cloud: Cloud,
+        runner: Runner,
         polls: ZonePolls,
-        folders: Folders,
         wall: Callable[[], float],
         checkpoints_of: Callable[[str], str | None],
         timeout: float,
@@ -114,7 +114,7 @@ class Releases:
         self._store = store
         self._cloud = cloud
         self._polls = polls
-        self._folders = folders
+        self._runner = runner
         self._wall = wall
         self._checkpoints_of = checkpoints_of
         self._checkpoint_folders: dict[str, str | None] = {}
@@ -196,7 +196,7 @@ class Releases:
             may_appear = row.name in requesting or self._polls.may_appear(row.name)
             if poll and newer and not may_appear and poll.is_gone(row.name):
                 self._store.gone(row.name, self._wall())
-                self._folders.forget_known_hosts(row.name)
+                self._runner.forget(row.name)
                 self._polls.forget(row.name)
                 for by_name in (self._retry_at, self._failures, self.errors):
                     by_name.pop(row.name, None)

@@ -14,6 +14,7 @@ from functools import partial
 
 from drumline.clock import SteadyClock
 from drumline.cloud.protocol import Cloud
+from drumline.hosts.protocol import Runner
 from drumline.jobs.billing import Prices
 from drumline.jobs.config import Config
 from drumline.jobs.controller.heartbeats import Heartbeats
@@ -75,6 +76,7 @@ class Supervisor:
         store: Store,
         cloud: Cloud,
         config: Config,
+        runner: Runner,
         public_key: str,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -112,7 +114,7 @@ class Supervisor:
         self._last_inputs: dict[str, DecisionInputs] = {}
         """The inputs of the last decision on each job without a placement."""
         self.host_history = HostHistory(store.hosts, wall)
-        self.sessions = Sessions(cloud, config, self.folders, self.host_history, clock)
+        self.sessions = Sessions(runner, config, self.folders, self.host_history, clock)
         self._health_monitor = health_source and HealthMonitor(
             health_source, self.records, self.sessions.reports, self.host_history, clock
         )
@@ -126,7 +128,7 @@ class Supervisor:
         self._wake = asyncio.Event()
         self._prune_at = clock() + FIRST_PRUNE
         self.releases = Releases(
-            store, cloud, self.polls, self.folders, wall,
+            store, cloud, runner, self.polls, wall,
             checkpoints_of=self._checkpoints_of, timeout=config.timeouts.deleting,
         )  # fmt: skip
         self._databases = databases = DatabaseIds(self.folders.owners)

@@ -18,17 +18,14 @@ import base64
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from drumline.hosts.protocol import Stream
+from drumline.hosts.protocol import Session, Stream
 from drumline.jobs.server.request_bodies import read_body
 from drumline.jobs.server.verbs import RequestError
-
-if TYPE_CHECKING:
-    from drumline.hosts.session import SliceSession
 
 log = logging.getLogger(__name__)
 Frame = dict[str, Any]
@@ -40,7 +37,7 @@ class Execution:
 
     def __init__(
         self,
-        session: "SliceSession",
+        session: Session,
         hosts: Sequence[int],
         command: str,
         stdin: AsyncIterator[bytes] | None,

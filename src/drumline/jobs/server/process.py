@@ -24,8 +24,9 @@ from drumline.cloud.google.infra_health import InfraHealth
 from drumline.cloud.google.rest import Dependencies
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.idle_exit import SHUTDOWN_SECONDS, IdleExit
+from drumline.cloud.protocol import MachineCloud
 from drumline.errors import UserError
-from drumline.hosts.ssh import ensure_key_pair
+from drumline.hosts.ssh import SshRunner, ensure_key_pair
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.connection import home_folder
 from drumline.jobs.controller.supervisor import Supervisor
@@ -55,6 +56,12 @@ def connect(config: Config, dependencies: Dependencies | None = None) -> TpuApi:
     return TpuApi(
         config.project, base_url=url, credentials=GoogleCredentials(), dependencies=dependencies
     )
+
+
+def make_runner(config: Config, cloud: MachineCloud) -> SshRunner:
+    """Return the runner of programs on the hosts of a cloud."""
+    folders = Folders(config.home)
+    return SshRunner(cloud, key=folders.key, known_hosts=folders.known_hosts, timing=config.timing)
 
 
 def health_source(config: Config) -> InfraHealth | None:
@@ -103,7 +110,8 @@ async def serve(config: Config, stay: bool = False) -> None:
     public_key = ensure_key_pair(folders.key, store.held_slices())
     cloud = await asyncio.to_thread(connect, config)
     source = health_source(config)
-    supervisor = Supervisor(store, cloud, config, public_key, health_source=source)
+    runner = make_runner(config, cloud)
+    supervisor = Supervisor(store, cloud, config, runner, public_key, health_source=source)
     stop = asyncio.Event()
     service = JobService(supervisor)
     api = JobsApi(

@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from drumline.errors import CloudError
 from drumline.hosts.code import needs_confirmation
 from drumline.hosts.packing.rules import packing_notes
-from drumline.hosts.values import working_copy
 from drumline.jobs.controller.sessions import attempt_key
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.core.reasons import EventType
@@ -493,32 +492,16 @@ class JobService:
         return Execution(session, indices, line, stdin)
 
     async def hosts(self, job_id: str) -> list[dict[str, Any]]:
-        """Return the addresses of a job's hosts, and the login."""
+        """Return the login to each host of a job."""
         record = self.record(job_id)
         placement = record.job.active
         listed = self.supervisor.polls.listed(placement) if placement else None
         if placement is None or listed is None or not listed.slices:
             raise RequestError(f"{record.job.id} is {record.job.status}; it holds no slice", 409)
         try:
-            proxies = await self.supervisor.sessions.proxy_commands(record, listed)
+            return await self.supervisor.sessions.logins(record, listed)
         except CloudError as error:
             raise RequestError(str(error), 502) from None
-        archive = record.spec.archive
-        folder = working_copy(record.job.id, archive.sha if archive else None)
-        return [
-            {
-                "index": index,
-                "ip": endpoint.internal_ip,
-                "ssh_ip": endpoint.ssh_ip,
-                "ssh_port": endpoint.ssh_port,
-                "user": "drumline",
-                "key": str(self.folders.key),
-                "known_hosts": str(self.folders.known_hosts(placement.name)),
-                "folder": f".drumline/{folder}",
-                "proxy_command": [*proxy],
-            }
-            for index, (endpoint, proxy) in enumerate(zip(listed.endpoints, proxies, strict=True))
-        ]
 
 
 def _stored_spec(document: dict[str, Any]) -> StoredSpec:
