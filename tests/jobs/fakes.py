@@ -321,13 +321,12 @@ class ServerHarness:
         self._open()
 
     def _open(self) -> None:
-        config, key = read(self._home), "ssh-ed25519 AAAA drumline"
+        config = read(self._home)
         self.supervisor = Supervisor(
             Store(self._home / "jobs.db"),
             self.cloud,
             config,
-            make_runner(config, self.cloud),
-            key,
+            make_runner(config, self.cloud, "ssh-ed25519 AAAA drumline"),
             wall=self.wall,
             monotonic=self.clock,
         )

@@ -348,7 +348,7 @@ class SimulatedCloud:
         nodes = tuple(
             NodeSpec(
                 f"{parent}/nodes/{name}", slice_of(request.accelerator), tier,
-                request.labels, request.metadata, {},
+                request.labels, {}, {},
             )
             for name in names
         )  # fmt: skip

@@ -138,8 +138,7 @@ class Server:
             store,
             self._cloud,
             self._config,
-            make_runner(self._config, self._cloud),
-            KEY,
+            make_runner(self._config, self._cloud, KEY),
             wall=self.wall,
             monotonic=self.monotonic,
         )

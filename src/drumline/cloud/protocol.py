@@ -20,6 +20,7 @@ __all__ = [
     "OperationState",
     "PlacementRequest",
     "SliceOptions",
+    "SshLogin",
 ]
 
 
@@ -52,6 +53,14 @@ class SliceOptions:
 
 
 @dataclass(frozen=True)
+class SshLogin:
+    """A login with an SSH key."""
+
+    user: str
+    public_key: str
+
+
+@dataclass(frozen=True)
 class PlacementRequest:
     """A request for one or more slices, granted together or not at all."""
 
@@ -63,8 +72,8 @@ class PlacementRequest:
     tier: str
     """The capacity tier: `spot`, `on-demand` or `reserved`."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    """The metadata of the hosts. Its `ssh-keys` may log in."""
+    login: SshLogin | None = None
+    """The login that the hosts accept; None if their runner does not use SSH."""
     slices: int = 1
     options: SliceOptions = SliceOptions()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from drumline.errors import CloudError
+from drumline.cloud.protocol import CloudError, PlacementRequest
 from drumline.observed import HostReport, ListedPlacement, Refusal
 
 if TYPE_CHECKING:
@@ -142,6 +142,9 @@ class Session(Protocol):
 
 class Runner(Protocol):
     """Runs programs on the hosts of placements."""
+
+    def prepare(self, request: PlacementRequest) -> PlacementRequest:
+        """Return a request for hosts on which this runner can run programs."""
 
     async def find_hosts(self, listed: ListedPlacement, access: HostAccess) -> Hosts:
         """Return the hosts of a listed placement. Raises AddressesUnreadableError."""

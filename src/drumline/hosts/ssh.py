@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drumline.cloud.protocol import CloudError, MachineCloud
+from drumline.cloud.protocol import CloudError, MachineCloud, PlacementRequest, SshLogin
 from drumline.errors import UserError
 from drumline.hosts.protocol import AddressesUnreadableError, Admit, HostAccess
 from drumline.hosts.values import USER, Address, Program, Timing, known_hosts_name, working_copy
@@ -24,13 +24,18 @@ class SshRunner:
     """Runs programs over SSH; see `protocol.Runner` for each call."""
 
     def __init__(
-        self, cloud: MachineCloud, *, key: Path, known_hosts: Path, timing: Timing
+        self, cloud: MachineCloud, *, key: Path, public_key: str, known_hosts: Path, timing: Timing
     ) -> None:
         """`key` is the private key of this home, and `known_hosts` the folder of host keys."""
         self._cloud = cloud
         self._key = key
+        self._login = SshLogin(USER, public_key)
         self._known_hosts = known_hosts
         self._timing = timing
+
+    def prepare(self, request: PlacementRequest) -> PlacementRequest:
+        """Return a request for hosts that accept this home's key."""
+        return replace(request, login=self._login)
 
     async def find_hosts(self, listed: ListedPlacement, access: HostAccess) -> list[Address]:
         """Return the address of each host, with its host key if the cloud publishes it.

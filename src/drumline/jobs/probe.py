@@ -25,7 +25,7 @@ from drumline.cloud.google.errors import Rpc, explain
 from drumline.cloud.google.permissions import PERMISSIONS
 from drumline.cloud.google.rest import RestCall
 from drumline.cloud.google.tpu_api import TpuApi
-from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.cloud.protocol import CloudError, PlacementRequest, SshLogin
 from drumline.errors import HostError, UserError
 from drumline.hosts.connection import (
     Connection,
@@ -34,7 +34,7 @@ from drumline.hosts.connection import (
     describe_connection_error,
 )
 from drumline.hosts.ssh import names_instances, proxy_arguments
-from drumline.hosts.values import Address, Timing
+from drumline.hosts.values import USER, Address, Timing
 from drumline.jobs.billing import price_per_hour
 from drumline.jobs.config import Config
 from drumline.jobs.core.outcomes import FIRST_CONTACT_ADVICE
@@ -361,7 +361,6 @@ class Probe:
         """Request the slice. Return the name of the operation that creates it."""
         report, plan = self._report, self._plan
         report.begin("request")
-        metadata = {"ssh-keys": f"drumline:{self._access.public_key}", "enable-oslogin": "FALSE"}
         request = PlacementRequest(
             name=self.name,
             zone=plan.zone,
@@ -369,7 +368,7 @@ class Probe:
             image=slice_of(plan.accelerator).runtime_image or "",
             tier=plan.capacity,
             labels={**self._settings.labels, "drumline-probe": "true"},
-            metadata=metadata,
+            login=SshLogin(USER, self._access.public_key),
             options=self._settings.options(),
         )
         self.may_exist = True

@@ -12,7 +12,7 @@ import pytest
 from drumline.cloud.google.placements import ListedNode, ListedRequest
 from drumline.cloud.google.rest import Dependencies
 from drumline.cloud.google.tpu_api import TpuApi
-from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.cloud.protocol import CloudError, PlacementRequest, SshLogin
 
 Answer = httpx.Response | Exception
 
@@ -36,7 +36,7 @@ WANTED = PlacementRequest(
     image="tpu-ubuntu2204-base",
     tier="spot",
     labels={"drumline-owner": "ann", "drumline-job": "000012"},
-    metadata={"ssh-keys": "drumline:ssh-ed25519 AAAA drumline"},
+    login=SshLogin("drumline", "ssh-ed25519 AAAA drumline"),
 )
 
 

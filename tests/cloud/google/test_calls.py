@@ -47,7 +47,10 @@ class TestAsking:
         assert spec.node.accelerator_type == "v4-16"
         assert spec.node.runtime_version == "tpu-ubuntu2204-base"
         assert dict(spec.node.labels) == WANTED.labels
-        assert dict(spec.node.metadata) == WANTED.metadata
+        assert dict(spec.node.metadata) == {
+            "ssh-keys": "drumline:ssh-ed25519 AAAA drumline",
+            "enable-oslogin": "FALSE",
+        }
         assert spec.node.network_config.enable_external_ips
 
     @pytest.mark.parametrize(

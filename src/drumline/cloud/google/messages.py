@@ -19,6 +19,7 @@ from drumline.cloud.protocol import (
     OperationState,
     PlacementRequest,
     SliceOptions,
+    SshLogin,
 )
 from drumline.observed import Endpoint
 
@@ -43,7 +44,7 @@ def queued_resource(request: PlacementRequest, parent: str) -> dict[str, Any]:
         "acceleratorType": request.accelerator,
         "runtimeVersion": request.image,
         "labels": dict(request.labels),
-        "metadata": dict(request.metadata),
+        "metadata": _login_metadata(request.login),
         **_node_options(request.options, parent),
     }
     node_spec: dict[str, Any] = {"parent": parent, "node": node}
@@ -69,6 +70,14 @@ def queued_resource(request: PlacementRequest, parent: str) -> dict[str, Any]:
                 Rpc.INVALID_ARGUMENT.value,
             )
     return body
+
+
+def _login_metadata(login: SshLogin | None) -> dict[str, str]:
+    """Return the metadata of hosts that accept a login."""
+    if login is None:
+        return {}
+    # With OS Login, the hosts would ignore the key in the metadata.
+    return {"ssh-keys": f"{login.user}:{login.public_key}", "enable-oslogin": "FALSE"}
 
 
 def _node_options(options: SliceOptions, parent: str) -> dict[str, Any]:

@@ -52,18 +52,18 @@ class SliceRequests:
     def __init__(
         self,
         cloud: Cloud,
+        runner: Runner,
         owner: str,
-        public_key: str,
         limit: RateLimit,
         defaults: SliceSettings = NO_SETTINGS,
     ) -> None:
-        """`owner` is the label of all slices of this database. `public_key` is for SSH.
+        """`owner` is the label of all slices of this database.
 
         `defaults` are the settings for all jobs.
         """
         self._cloud = cloud
         self._owner = owner
-        self._public_key = public_key
+        self._runner = runner
         self._limit = limit
         self._defaults = defaults
 
@@ -81,13 +81,11 @@ class SliceRequests:
             image=slice_of(placement.accelerator).runtime_image or "",
             tier=record.spec.capacity,
             labels={**settings.labels, LABEL_OWNER: self._owner, LABEL_JOB: record.job.id},
-            # With OS Login, the hosts would ignore the key in the metadata.
-            metadata={"ssh-keys": f"drumline:{self._public_key}", "enable-oslogin": "FALSE"},
             slices=placement.slices,
             options=settings.options(),
         )
         try:
-            return await self._cloud.ask(request)
+            return await self._cloud.ask(self._runner.prepare(request))
         except CloudError as error:
             return self._cloud.explain(error, placement.zone)
 

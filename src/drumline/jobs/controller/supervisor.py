@@ -77,7 +77,6 @@ class Supervisor:
         cloud: Cloud,
         config: Config,
         runner: Runner,
-        public_key: str,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         health_source: HealthSource | None = None,
@@ -107,7 +106,7 @@ class Supervisor:
         self._clock = clock
         self._wall = wall
         limit = RateLimit(config.requests_per_minute, clock)
-        self._requests = SliceRequests(cloud, store.owner, public_key, limit, config.slice_settings)
+        self._requests = SliceRequests(cloud, runner, store.owner, limit, config.slice_settings)
         self._availability = Availability(
             config.zone_backoff_scale, clock, store.zone_events(), store.add_zone_event
         )

@@ -58,10 +58,16 @@ def connect(config: Config, dependencies: Dependencies | None = None) -> TpuApi:
     )
 
 
-def make_runner(config: Config, cloud: MachineCloud) -> SshRunner:
+def make_runner(config: Config, cloud: MachineCloud, public_key: str) -> SshRunner:
     """Return the runner of programs on the hosts of a cloud."""
     folders = Folders(config.home)
-    return SshRunner(cloud, key=folders.key, known_hosts=folders.known_hosts, timing=config.timing)
+    return SshRunner(
+        cloud,
+        key=folders.key,
+        public_key=public_key,
+        known_hosts=folders.known_hosts,
+        timing=config.timing,
+    )
 
 
 def health_source(config: Config) -> InfraHealth | None:
@@ -110,8 +116,8 @@ async def serve(config: Config, stay: bool = False) -> None:
     public_key = ensure_key_pair(folders.key, store.held_slices())
     cloud = await asyncio.to_thread(connect, config)
     source = health_source(config)
-    runner = make_runner(config, cloud)
-    supervisor = Supervisor(store, cloud, config, runner, public_key, health_source=source)
+    runner = make_runner(config, cloud, public_key)
+    supervisor = Supervisor(store, cloud, config, runner, health_source=source)
     stop = asyncio.Event()
     service = JobService(supervisor)
     api = JobsApi(
