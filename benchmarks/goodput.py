@@ -316,7 +316,7 @@ class SpotWorld:
 
     async def request(self, name: str, zone: str, pause: float = POLL_SECONDS) -> None:
         """Request a slice until the request is accepted."""
-        placement_request = PlacementRequest(name, zone, KIND, "", tier="spot")
+        placement_request = PlacementRequest(name, zone, KIND, tier="spot")
         while True:
             try:
                 await self.cloud.ask(placement_request)

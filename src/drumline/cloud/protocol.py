@@ -68,7 +68,6 @@ class PlacementRequest:
     zone: str
     accelerator: str
     """The accelerator of each slice, such as `v4-8`."""
-    image: str
     tier: str
     """The capacity tier: `spot`, `on-demand` or `reserved`."""
     labels: Mapping[str, str] = field(default_factory=dict)

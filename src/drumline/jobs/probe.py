@@ -365,7 +365,6 @@ class Probe:
             name=self.name,
             zone=plan.zone,
             accelerator=plan.accelerator,
-            image=slice_of(plan.accelerator).runtime_image or "",
             tier=plan.capacity,
             labels={**self._settings.labels, "drumline-probe": "true"},
             login=SshLogin(USER, self._access.public_key),

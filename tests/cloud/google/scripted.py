@@ -33,7 +33,6 @@ WANTED = PlacementRequest(
     name="dl-ann-000012-1",
     zone=ZONE,
     accelerator="v4-16",
-    image="tpu-ubuntu2204-base",
     tier="spot",
     labels={"drumline-owner": "ann", "drumline-job": "000012"},
     login=SshLogin("drumline", "ssh-ed25519 AAAA drumline"),

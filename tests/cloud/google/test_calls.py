@@ -58,7 +58,7 @@ class TestAsking:
     )
     def test_each_tier_is_one_the_real_client_has(self, tier: str, oneof: str | None) -> None:
         script = Script([ok(name="op")])
-        request = PlacementRequest("n", ZONE, "v4-8", "image", tier)
+        request = PlacementRequest("n", ZONE, "v4-8", tier)
         run(script, lambda api: api.ask(request))
         body = script.seen[0].content
         read = tpu_v2.QueuedResource.from_json(body, ignore_unknown_fields=False)
@@ -82,7 +82,7 @@ class TestAsking:
             ),
         )
         script = Script([ok(name="op")])
-        request = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
+        request = PlacementRequest("n", ZONE, "v4-8", "reserved", options=options)
         run(script, lambda api: api.ask(request))
         body = script.seen[0].content
         read = tpu_v2.QueuedResource.from_json(body, ignore_unknown_fields=False)
@@ -108,14 +108,14 @@ class TestAsking:
         path = f"projects/other/locations/{ZONE}/reservations/team-b"
         script = Script([ok(name="op")])
         options = SliceOptions(reservation=path)
-        request = PlacementRequest("n", ZONE, "v4-8", "image", "reserved", options=options)
+        request = PlacementRequest("n", ZONE, "v4-8", "reserved", options=options)
         run(script, lambda api: api.ask(request))
         read = tpu_v2.QueuedResource.from_json(script.seen[0].content)
         assert read.reservation_name == path
 
     def test_an_unknown_tier_is_not_sent(self) -> None:
         script = Script([ok()])
-        request = PlacementRequest("n", ZONE, "v4-8", "image", "free")
+        request = PlacementRequest("n", ZONE, "v4-8", "free")
         error = fails(script, lambda api: api.ask(request))
         assert error.code == 3
         assert script.seen == []

@@ -132,9 +132,7 @@ class TestSeveralSlices:
 
 def test_two_slices_are_requested_found_and_released_together(emulator: Emulator) -> None:
     """Both slices or none, through the complete API of a cloud."""
-    request = PlacementRequest(
-        "pair", "local-a", "v4-16", "tpu-ubuntu2204-base", "spot", {"a": "b"}, slices=2
-    )
+    request = PlacementRequest("pair", "local-a", "v4-16", "spot", {"a": "b"}, slices=2)
 
     async def story() -> None:
         cloud: MachineCloud = emulated_cloud("p", emulator.home)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from drumline.chips import slice_of
 from drumline.cloud.google.errors import Rpc
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.google.responses import error_text
@@ -42,7 +43,7 @@ def queued_resource(request: PlacementRequest, parent: str) -> dict[str, Any]:
     """
     node: dict[str, Any] = {
         "acceleratorType": request.accelerator,
-        "runtimeVersion": request.image,
+        "runtimeVersion": slice_of(request.accelerator).runtime_image or "",
         "labels": dict(request.labels),
         "metadata": _login_metadata(request.login),
         **_node_options(request.options, parent),

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drumline.chips import slice_of
 from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
 from drumline.hosts.protocol import Runner
 from drumline.jobs.controller.polling import ZonePoll, ZonePolls
@@ -78,7 +77,6 @@ class SliceRequests:
             name=placement.name,
             zone=placement.zone,
             accelerator=placement.accelerator,
-            image=slice_of(placement.accelerator).runtime_image or "",
             tier=record.spec.capacity,
             labels={**settings.labels, LABEL_OWNER: self._owner, LABEL_JOB: record.job.id},
             slices=placement.slices,
