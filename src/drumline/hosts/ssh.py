@@ -93,13 +93,7 @@ class SshRunner:
                     "or use %h",
                 )
             )
-        return [
-            proxy_arguments(
-                command, host=endpoint.ssh_ip, port=endpoint.ssh_port, index=index,
-                zone=listed.zone, instance=name or "",
-            )
-            for index, (endpoint, name) in enumerate(zip(listed.endpoints, names, strict=True))
-        ]  # fmt: skip
+        return proxy_commands(command, listed, names)
 
     def _all_pinned(self, listed: ListedPlacement) -> bool:
         """Return True if every host of a placement has shown its key before."""
@@ -224,16 +218,22 @@ PROXY_ESCAPES = {
 }
 
 
-def proxy_arguments(
-    command: str, *, host: str, port: int, index: int, zone: str, instance: str = ""
-) -> tuple[str, ...]:
-    """Return the program and arguments of a proxy command for one host.
+def proxy_commands(
+    command: str, listed: ListedPlacement, names: Sequence[str | None]
+) -> list[tuple[str, ...]]:
+    """Return the program and arguments of a proxy command for each host.
 
     The command is split like a shell line, and the escapes are replaced afterwards. No shell reads
-    it, so `drumline ssh` and the server run the same program.
+    it, so `drumline ssh` and the server run the same program. `names` are those of the instances.
     """
-    values = {"h": host, "p": str(port), "i": str(index), "n": instance, "z": zone, "%": "%"}
-    return tuple(_replace_escapes(word, values) for word in shlex.split(command))
+    commands = []
+    for index, (endpoint, name) in enumerate(zip(listed.endpoints, names, strict=True)):
+        values = {
+            "h": endpoint.ssh_ip, "p": str(endpoint.ssh_port), "i": str(index), "n": name or "",
+            "z": listed.zone, "%": "%",
+        }  # fmt: skip
+        commands.append(tuple(_replace_escapes(word, values) for word in shlex.split(command)))
+    return commands
 
 
 def names_instances(command: str) -> bool:

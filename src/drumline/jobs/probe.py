@@ -33,7 +33,7 @@ from drumline.hosts.connection import (
     contact_failure,
     describe_connection_error,
 )
-from drumline.hosts.ssh import names_instances, proxy_arguments
+from drumline.hosts.ssh import names_instances, proxy_commands
 from drumline.hosts.values import USER, Address, Timing
 from drumline.jobs.billing import price_per_hour
 from drumline.jobs.config import Config
@@ -437,15 +437,14 @@ class Probe:
         published = sum(key is not None for key in keys)
         report.done(f"{published} of {len(placement.endpoints)} hosts publish their key")
         keys = [*keys, *[None] * len(placement.endpoints)]
+        proxies = proxy_commands(command, placement, names) if command else []
         for index, endpoint in enumerate(placement.endpoints):
-            proxy: tuple[str, ...] = ()
-            if command:
-                proxy = proxy_arguments(
-                    command, host=endpoint.ssh_ip, port=endpoint.ssh_port, index=index,
-                    zone=self._plan.zone, instance=names[index] or "",
-                )  # fmt: skip
             address = Address(
-                endpoint.ssh_ip, endpoint.ssh_port, endpoint.internal_ip, keys[index], proxy
+                endpoint.ssh_ip,
+                endpoint.ssh_port,
+                endpoint.internal_ip,
+                keys[index],
+                proxies[index] if proxies else (),
             )
             report.begin(f"SSH host {index}")
             report.done(await self._check_host(address))
