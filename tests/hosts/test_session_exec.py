@@ -5,9 +5,12 @@ import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
+from drumline.errors import HostError
 from tests.hosts.on_hosts import on_hosts, running
 
-from .stand_in import Slice, run_command
+from .stand_in import Slice, program, run_command, until
 
 
 def test_exec_runs_in_the_working_copy_and_ends_in_time(tmp_path: Path) -> None:
@@ -61,6 +64,20 @@ def test_exec_streams_its_output_and_ends_with_its_caller(tmp_path: Path) -> Non
             async with asyncio.timeout(20):
                 while slice_.hosts[0].runs("sleep 61.5") or slice_.hosts[0].runs("trap '' TERM"):
                     await asyncio.sleep(0.05)
+
+    on_hosts(tmp_path, 1, story)
+
+
+def test_exec_says_why_the_exit_code_is_unknown(tmp_path: Path) -> None:
+    async def story(slice_: Slice) -> None:
+        async with running(slice_, "sleep 60") as session:
+            executing = asyncio.create_task(run_command(session, 0, "echo up > up; sleep 60"))
+            await until(lambda: list(slice_.hosts[0].home.rglob("up")), "the command runs")
+            slice_.hosts[0].cut()
+            with pytest.raises(HostError, match="connection lost"):
+                await executing
+        with pytest.raises(HostError, match="no answer"):
+            await run_command(slice_.session(program()), 0, "true")
 
     on_hosts(tmp_path, 1, story)
 

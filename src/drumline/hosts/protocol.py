@@ -128,7 +128,8 @@ class Session(Protocol):
     ) -> int:
         """Run a shell command in the job's working copy on one host and return its exit code.
 
-        Its output goes to `output` at once. The command is ended after `timeout`.
+        Its output goes to `output` at once. The command is ended after `timeout`. Raises HostError
+        with the reason if the exit code is unknown.
         """
 
     async def copy_outputs(

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from drumline.errors import HostError
 from drumline.files import write_atomically
-from drumline.hosts.connection import KnownHosts
-from drumline.hosts.driver import HostRunner, RunnerResources
+from drumline.hosts.connection import KnownHosts, describe_connection_error
+from drumline.hosts.driver import CONNECTION_ERRORS, HostRunner, RunnerResources
 from drumline.hosts.outputs import OutputFolder
 from drumline.hosts.protocol import Admit, HostCopy, OnOutput, admit_all
 from drumline.hosts.values import (
@@ -255,10 +256,13 @@ class SliceSession:
     ) -> int:
         """Run a shell command in the job's working copy on one host and return its exit code.
 
-        Its output goes to `output` at once. The command is ended after `timeout`. Raises
-        TimeoutError if the host cannot be reached for a while.
+        Its output goes to `output` at once. The command is ended after `timeout`. Raises HostError
+        if the exit code is unknown, because the host cannot be reached or the connection is lost.
         """
-        return await self._runners[host].run(command, output, timeout, stdin)
+        try:
+            return await self._runners[host].run(command, output, timeout, stdin)
+        except CONNECTION_ERRORS as error:
+            raise HostError(describe_connection_error(error)) from error
 
     async def copy_outputs(
         self, paths: Sequence[str], folder: OutputFolder, seconds: float

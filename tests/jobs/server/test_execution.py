@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from drumline.hosts.connection import ConnectionLost
-from drumline.hosts.session import SliceSession
+from drumline.errors import HostError
+from drumline.hosts.protocol import Session
 from drumline.jobs.server.execution import Exchange, Execution, Frame, LinesResponse
 from drumline.jobs.server.verbs import RequestError
 
@@ -33,7 +33,7 @@ class Hosts:
 
 
 def an_execution(hosts: Hosts, count: int = 1, stdin: AsyncIterator[bytes] | None = None) -> Any:
-    return Execution(cast(SliceSession, hosts), range(count), "cmd", stdin).frames()
+    return Execution(cast(Session, hosts), range(count), "cmd", stdin).frames()
 
 
 async def all_of(frames: AsyncIterator[Frame]) -> list[Frame]:
@@ -68,8 +68,7 @@ def test_each_host_gets_all_input_and_reports_the_bytes_taken() -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (ConnectionLost("connection lost"), "connection lost"),
-        (TimeoutError(), "no answer"),
+        (HostError("connection lost"), "connection lost"),
         (KeyError("oh"), "the server failed ('oh'), see its log"),
     ],
 )

@@ -23,6 +23,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from drumline.errors import HostError
 from drumline.hosts.protocol import Session, Stream
 from drumline.jobs.server.request_bodies import read_body
 from drumline.jobs.server.verbs import RequestError
@@ -74,10 +75,6 @@ class Execution:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, host: int, stdin: AsyncIterator[bytes] | None) -> None:
-        # Already imported with the first connection, which exists at this point.
-        from drumline.hosts.connection import describe_connection_error
-        from drumline.hosts.driver import CONNECTION_ERRORS
-
         async def on_output(stream: Stream, data: bytes) -> None:
             text = base64.b64encode(data).decode()
             await self._frames.put({"host": host, "stream": stream, "data": text})
@@ -85,8 +82,8 @@ class Execution:
         end: Frame = {"host": host, "exit_code": None}
         try:
             end["exit_code"] = await self._session.run(host, self._command, on_output, stdin=stdin)
-        except CONNECTION_ERRORS as error:
-            end["error"] = describe_connection_error(error)
+        except HostError as error:
+            end["error"] = str(error)
         except Exception as error:
             # Without this last frame the caller would wait forever.
             log.exception("a command on host %d", host)
