@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from drumline.hosts.agent import wire
 from drumline.hosts.code import pack
 from drumline.hosts.connection import AgentError
 from drumline.hosts.outputs import CopyError, OutputFolder
-from drumline.hosts.protocol import HostCopy
+from drumline.hosts.protocol import HostCopy, OutputTarget
 from drumline.hosts.session import HostPhase, SliceSession
 from tests.hosts.on_hosts import on_hosts, reach, work
 
@@ -26,8 +26,8 @@ from .stand_in import Slice, program
 RESULTS = ["results/", "*.png"]
 
 
-def target(slice_: Slice, max_bytes: int = 10**9) -> OutputFolder:
-    return OutputFolder(slice_.folder / "kept" / "000012", slice_.folder / "drafts", max_bytes)
+def target(slice_: Slice, max_bytes: int = 10**9) -> OutputTarget:
+    return OutputTarget(slice_.folder / "kept" / "000012", slice_.folder / "drafts", max_bytes)
 
 
 def kept(slice_: Slice) -> dict[str, bytes]:
@@ -41,11 +41,11 @@ def kept(slice_: Slice) -> dict[str, bytes]:
 
 async def copy(
     session: SliceSession,
-    folder: OutputFolder,
+    folder: OutputTarget,
     paths: Sequence[str] = RESULTS,
     seconds: float = 60,
-) -> dict[int, HostCopy]:
-    return await session.copy_outputs(paths, folder, seconds)
+) -> Mapping[int, HostCopy]:
+    return (await session.copy_outputs(paths, folder, seconds)).hosts
 
 
 async def ended(slice_: Slice, run: str, **parts: Any) -> SliceSession:
@@ -279,7 +279,7 @@ def chunk(data: bytes, index: int = 0) -> wire.OutputChunk:
 
 
 async def copy_from(agent: Any, tmp_path: Path) -> HostCopy:
-    folder = OutputFolder(tmp_path / "kept", tmp_path / "drafts", 10**6)
+    folder = OutputFolder(OutputTarget(tmp_path / "kept", tmp_path / "drafts", 10**6))
     await folder.begin()
     result = HostCopy()
     await folder.copy(agent, "jobs/1", ["results"], 0, result)

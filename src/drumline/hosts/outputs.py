@@ -18,7 +18,7 @@ from typing import BinaryIO, Self
 from drumline.errors import HostError
 from drumline.hosts.agent import wire
 from drumline.hosts.connection import AgentError
-from drumline.hosts.protocol import MAX_PROBLEMS, HostCopy
+from drumline.hosts.protocol import MAX_PROBLEMS, HostCopy, OutputTarget
 from drumline.hosts.remote import RemoteAgent
 
 MAX_NAME_BYTES, MAX_PART_BYTES = 1000, 240
@@ -44,11 +44,11 @@ class Output:
 class OutputFolder:
     """The outputs of a job on this machine, for one copy from all its hosts."""
 
-    def __init__(self, folder: Path, drafts: Path, max_bytes: int) -> None:
-        """`folder` gets at most `max_bytes`. Incomplete files are in `drafts`, beside it."""
-        self.folder = folder
-        self._drafts = drafts
-        self._max_bytes = max_bytes
+    def __init__(self, target: OutputTarget) -> None:
+        """`begin` measures the files that the folder has."""
+        self.folder = target.folder
+        self._drafts = target.drafts
+        self._max_bytes = target.max_bytes
         self._free_bytes = 0
 
     async def begin(self) -> None:

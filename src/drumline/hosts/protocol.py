@@ -15,7 +15,6 @@ from drumline.cloud.protocol import CloudError, PlacementRequest
 from drumline.observed import HostReport, ListedPlacement, Refusal
 
 if TYPE_CHECKING:
-    from drumline.hosts.outputs import OutputFolder
     from drumline.hosts.values import Program
 
 
@@ -86,6 +85,29 @@ class HostCopy:
             self.problems.append((_printable(name), _printable(reason)))
 
 
+@dataclass(frozen=True)
+class OutputTarget:
+    """The folder on this machine that gets the outputs of a job."""
+
+    folder: Path
+    """The folder, with a folder for each host."""
+    drafts: Path
+    """The folder of incomplete files, on the same file system."""
+    max_bytes: int
+    """The most bytes that the folder may have."""
+
+
+@dataclass(frozen=True)
+class CopiedOutputs:
+    """The result of a copy of outputs."""
+
+    hosts: Mapping[int, HostCopy]
+    """The result of each host that runs the program."""
+    files: int
+    """The number of files in the target, of all hosts and attempts."""
+    bytes: int
+
+
 def _printable(text: str) -> str:
     """Limit a text of a host to a short one of printable characters."""
     return "".join(character if character.isprintable() else "?" for character in text[:300])
@@ -133,8 +155,8 @@ class Session(Protocol):
         """
 
     async def copy_outputs(
-        self, paths: Sequence[str], folder: "OutputFolder", seconds: float
-    ) -> dict[int, HostCopy]:
+        self, paths: Sequence[str], target: OutputTarget, seconds: float
+    ) -> CopiedOutputs:
         """Copy the outputs of every host that runs the program, in about `seconds` at most."""
 
     async def close(self) -> None:

@@ -22,7 +22,14 @@ from drumline.files import write_atomically
 from drumline.hosts.connection import KnownHosts, describe_connection_error
 from drumline.hosts.driver import CONNECTION_ERRORS, HostRunner, RunnerResources
 from drumline.hosts.outputs import OutputFolder
-from drumline.hosts.protocol import Admit, HostCopy, OnOutput, admit_all
+from drumline.hosts.protocol import (
+    Admit,
+    CopiedOutputs,
+    HostCopy,
+    OnOutput,
+    OutputTarget,
+    admit_all,
+)
 from drumline.hosts.values import (
     Address,
     HostAssignment,
@@ -265,10 +272,10 @@ class SliceSession:
             raise HostError(describe_connection_error(error)) from error
 
     async def copy_outputs(
-        self, paths: Sequence[str], folder: OutputFolder, seconds: float
-    ) -> dict[int, HostCopy]:
+        self, paths: Sequence[str], target: OutputTarget, seconds: float
+    ) -> CopiedOutputs:
         """Copy the outputs of every host that runs the program, in about `seconds` at most."""
-        deadline = self._clock() + seconds
+        deadline, folder = self._clock() + seconds, OutputFolder(target)
         await folder.begin()
         at_once = asyncio.Semaphore(MAX_COPYING_HOSTS)
 
@@ -278,7 +285,8 @@ class SliceSession:
 
         runners = [runner for runner in self._runners if runner.assignment.rank is not None]
         copies = await asyncio.gather(*map(copy_host, runners))
-        return {runner.assignment.index: copy for runner, copy in zip(runners, copies, strict=True)}
+        indices = [runner.assignment.index for runner in runners]
+        return CopiedOutputs(dict(zip(indices, copies, strict=True)), *await folder.measure())
 
     async def close(self) -> None:
         """Close the connections. The program continues."""

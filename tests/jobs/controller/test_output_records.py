@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from drumline.hosts.protocol import HostCopy
+from drumline.hosts.protocol import CopiedOutputs, HostCopy
 from drumline.jobs.config import read
 from drumline.jobs.controller.outputs import JobOutputs
 from drumline.jobs.folders import Folders
@@ -27,12 +27,13 @@ def test_files_that_were_copied_before_the_limit_are_known_after_the_end_of_the_
     )  # fmt: skip
 
     class Session:
-        async def copy_outputs(self, *_: object) -> dict[int, HostCopy]:
+        async def copy_outputs(self, *_: object) -> CopiedOutputs:
             if copied:
                 (folders.outputs("000001") / "host-0").mkdir(parents=True)
                 (folders.outputs("000001") / "host-0" / "x").write_text("12345")
             del records["000001"]  # the job has waited long enough
-            return {0: HostCopy(1, 5, "not all files were copied in time")}
+            copies = {0: HostCopy(1, 5, "not all files were copied in time")}
+            return CopiedOutputs(copies, files=int(copied), bytes=5 * copied)
 
     asyncio.run(outputs._copy("000001", 1, cast(Any, Session())))
     record = outputs.record("000001")

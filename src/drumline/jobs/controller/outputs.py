@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pydantic import BaseModel, ValidationError
 
 from drumline.files import write_atomically
-from drumline.hosts.protocol import Session
+from drumline.hosts.protocol import OutputTarget, Session
 from drumline.jobs.config import Config
 from drumline.jobs.controller.sessions import Sessions, attempt_key
 from drumline.jobs.controller.tasks import BackgroundTasks
@@ -105,21 +105,19 @@ class JobOutputs:
             return None
 
     async def _copy(self, job_id: str, attempt: int, session: Session) -> None:
-        # Imported here, because SSH takes longer to load than the rest of the server.
-        from drumline.hosts.outputs import OutputFolder
-
         record = self._records.get(job_id)
         if record is None:
             return
         began_at, wall_time = self._clock(), self._wall()
-        max_bytes = self._config.output_bytes
-        folder = OutputFolder(self._folders.outputs(job_id), self._drafts, max_bytes)
+        folder, max_bytes = self._folders.outputs(job_id), self._config.output_bytes
+        target = OutputTarget(folder, self._drafts, max_bytes)
         seconds = self._config.timeouts.outputs
-        copies = await session.copy_outputs(record.spec.outputs, folder, seconds)
-        files, size = await folder.measure()
+        copied = await session.copy_outputs(record.spec.outputs, target, seconds)
         last = self.record(job_id)
-        result = OutputsRecord(copied_at=wall_time, attempt=attempt, files=files, bytes=size)
-        for host, copy in copies.items():
+        result = OutputsRecord(
+            copied_at=wall_time, attempt=attempt, files=copied.files, bytes=copied.bytes
+        )
+        for host, copy in copied.hosts.items():
             before = last.hosts.get(host) if last else None
             copied_at = before.copied_at if before and copy.error else wall_time
             result.hosts[host] = HostOutputs(
@@ -129,10 +127,10 @@ class JobOutputs:
                 problems=copy.problems,
             )
         if job_id in self._records:
-            summary = summarize(result, str(folder.folder))
+            summary = summarize(result, str(folder))
             self._copies[job_id] = OutputsCopy(began_at, self._clock(), summary)
             self._newest[job_id] = result
-        elif not folder.folder.exists():
+        elif not folder.exists():
             return  # the job has ended without outputs, or its user has deleted them
         try:
             write_atomically(self._folders.outputs_record(job_id), result.model_dump_json())
