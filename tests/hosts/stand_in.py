@@ -16,7 +16,8 @@ import asyncssh
 from drumline.cloud.emulator.processes import command_line
 from drumline.hosts.agent.processes import all_pids, is_alive, process_environment
 from drumline.hosts.host_files import AGENT_FILE
-from drumline.hosts.session import Address, Program, SliceSession, Timing
+from drumline.hosts.protocol import PythonEnvironment
+from drumline.hosts.session import Address, ShellProgram, SliceSession, Timing
 from tests.hosts.installed_agent import installed_agent
 
 Link = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
@@ -32,7 +33,7 @@ FAST = Timing(
 )
 
 
-def program(**parts: Any) -> Program:
+def program(**parts: Any) -> ShellProgram:
     defaults: dict[str, Any] = {
         "job_id": "000012",
         "name": "digits",
@@ -40,14 +41,16 @@ def program(**parts: Any) -> Program:
         "accelerator": "v4-16",
         "archive": None,
         "archive_sha": None,
-        "steps": (),
+        "mounts": {},
+        "python": PythonEnvironment("system"),
+        "setup": None,
         "run": "true",
         "environment": {},
         "secrets": {},
         "hosts": None,
         "checkpoint": None,
     }
-    return Program(**{**defaults, **parts})
+    return ShellProgram(**{**defaults, **parts})
 
 
 async def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
@@ -283,7 +286,7 @@ class Slice:
                 await child.wait()
         await until(lambda: len(asyncio.all_tasks()) <= 1, f"quiet: {asyncio.all_tasks()}")
 
-    def session(self, attempt_program: Program, **parts: Any) -> SliceSession:
+    def session(self, attempt_program: ShellProgram, **parts: Any) -> SliceSession:
         defaults: Mapping[str, Any] = {
             "key": self.key,
             "known_hosts": self.folder / "known",

@@ -12,8 +12,9 @@ import pytest
 import drumline
 from drumline.hosts.bundled_package import PACKAGE, choose_package, find_use, training_requirements
 from drumline.hosts.code import pack
-from drumline.hosts.environment import PythonEnvironment, python_steps, run_wrap, setup_step
+from drumline.hosts.environment import python_steps, run_wrap, setup_step
 from drumline.hosts.packing.listing import PACKAGE_FOLDER
+from drumline.hosts.protocol import PythonEnvironment
 from tests.hosts.test_environment import BASH, bash
 
 TRAINS = "from drumline.train import fit\n"

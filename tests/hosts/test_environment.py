@@ -10,13 +10,13 @@ import pytest
 
 from drumline.errors import UserError
 from drumline.hosts.environment import (
-    PythonEnvironment,
     activation,
     mount_steps,
     python_steps,
     run_wrap,
     setup_step,
 )
+from drumline.hosts.protocol import PythonEnvironment
 from drumline.hosts.values import Step
 
 BASH = shutil.which("bash") or "bash"

@@ -16,7 +16,7 @@ from drumline.cloud.google.errors import refusal
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.protocol import CloudError, OperationState, PlacementRequest
 from drumline.hosts.protocol import Admit
-from drumline.hosts.values import Address, Program
+from drumline.hosts.values import Address, ShellProgram
 from drumline.jobs.config import read
 from drumline.jobs.controller.supervisor import Supervisor
 from drumline.jobs.server.process import make_runner
@@ -238,7 +238,7 @@ class FakeSession:
 
     opened: ClassVar["list[FakeSession]"] = []
 
-    def __init__(self, program: Program, addresses: list[Address], **means: Any) -> None:
+    def __init__(self, program: ShellProgram, addresses: list[Address], **means: Any) -> None:
         self.program = program
         self.addresses = addresses
         self.changed = asyncio.Event()

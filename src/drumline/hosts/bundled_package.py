@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import drumline
 from drumline.hosts.packing.listing import list_files
-
-Use = Literal["none", "package", "training"]
-"""The part of Drumline that a program uses: nothing; the package alone, as for `heartbeat`; or
-training, which needs JAX."""
+from drumline.hosts.protocol import Use
 
 PACKAGE = Path(drumline.__file__).parent
 

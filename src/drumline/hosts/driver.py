@@ -37,7 +37,7 @@ from drumline.hosts.protocol import Admit, HostCopy, OnOutput, admit_all
 from drumline.hosts.remote import RemoteAgent
 from drumline.hosts.values import (
     HostAssignment,
-    Program,
+    ShellProgram,
     Timing,
     attempt_folder,
     code_files,
@@ -133,7 +133,7 @@ class HostRunner:
 
     def __init__(
         self,
-        program: Program,
+        program: ShellProgram,
         assignment: HostAssignment,
         gate: Gate,
         resources: RunnerResources,

@@ -7,44 +7,34 @@ values in them are quoted. $HOME is expanded on the host.
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from drumline.errors import UserError
 from drumline.hosts.agent.wire import PythonRecipe
-from drumline.hosts.bundled_package import Use, training_requirements
+from drumline.hosts.bundled_package import training_requirements
 from drumline.hosts.packing.listing import PACKAGE_FOLDER
-from drumline.hosts.values import Step
+from drumline.hosts.protocol import Program, PythonEnvironment
+from drumline.hosts.values import ShellProgram, Step
 
 SERVICE_ACCOUNT = "service-account"
 """The login to a registry with the account of the host."""
-DEFAULT_SHM_SIZE = "16g"
-"""The size of /dev/shm in containers. Data loaders need more than the 64 MB of docker."""
-Kind = Literal["system", "uv", "venv", "conda", "docker"]
-
-
-@dataclass(frozen=True)
-class PythonEnvironment:
-    """The Python environment that a job runs in."""
-
-    kind: Kind
-    version: str | None = None
-    """The version, such as `3.11`; None means the version of the host."""
-    requirements: tuple[str, ...] | None = None
-    requirements_file: str | None = None
-    """A file in the code. With uv and no requirements, the lock file of the project is used."""
-    image: str | None = None
-    """The container image; for docker only."""
-    drumline: Use = "none"
-    """The part of Drumline that is bundled with the code."""
-    login: str | None = None
-    """The login to the registry of the image: `service-account`, or the name of a secret."""
-    shm_size: str = DEFAULT_SHM_SIZE
-    """The size of /dev/shm in the container."""
-
 
 ENVIRONMENT = '"$DRUMLINE_ENVIRONMENT"'
 """The folder of the environment, which the agent chooses (agent/environment_cache.py)."""
+
+
+def shell_program(program: Program) -> ShellProgram:
+    """Return a program with the scripts that make its environment on a host."""
+    python, setup = program.python, program.setup
+    own = changes_environment(setup, program.run)
+    steps = python_steps(python, f"{program.owner}-{program.job_id}", own)
+    setup_steps = (setup_step(python, setup),) if setup else ()
+    # A set-up may log in to the registry of the image. All others run in the environment.
+    steps = (*setup_steps, *steps) if python.kind == "docker" else (*steps, *setup_steps)
+    return ShellProgram(
+        **vars(program),
+        steps=(*mount_steps(program.mounts), *steps),
+        wrap=run_wrap(python, program.mounts),
+    )
 
 
 def python_steps(python: PythonEnvironment, job: str, own: bool = False) -> tuple[Step, ...]:

@@ -5,17 +5,17 @@ calls return values of `drumline.observed`, so another way to reach hosts only h
 these protocols. The only implementation is `ssh.SshRunner`, for virtual machines.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.hosts.agent.wire import RESERVED_METRICS as RESERVED_METRICS  # of heartbeats
 from drumline.observed import HostReport, ListedPlacement, Refusal
 
 if TYPE_CHECKING:
-    from drumline.hosts.values import Program
+    import asyncio
 
 
 class AddressesUnreadableError(CloudError):
@@ -33,6 +33,66 @@ class HostAccess:
 
     proxy_command: str | None = None
     """The command that SSH connects through; None connects directly."""
+
+
+DEFAULT_SHM_SIZE = "16g"
+"""The size of /dev/shm in containers. Data loaders need more than the 64 MB of docker."""
+Use = Literal["none", "package", "training"]
+"""The part of Drumline that a program uses: nothing; the package alone, as for `heartbeat`; or
+training, which needs JAX."""
+PythonKind = Literal["system", "uv", "venv", "conda", "docker"]
+
+
+@dataclass(frozen=True)
+class PythonEnvironment:
+    """The Python environment that a job runs in."""
+
+    kind: PythonKind
+    version: str | None = None
+    """The version, such as `3.11`; None means the version of the host."""
+    requirements: tuple[str, ...] | None = None
+    requirements_file: str | None = None
+    """A file in the code. With uv and no requirements, the lock file of the project is used."""
+    image: str | None = None
+    """The container image; for docker only."""
+    drumline: Use = "none"
+    """The part of Drumline that is bundled with the code."""
+    login: str | None = None
+    """The login to the registry of the image: `service-account`, or the name of a secret."""
+    shm_size: str = DEFAULT_SHM_SIZE
+    """The size of /dev/shm in the container."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """The program of one attempt."""
+
+    job_id: str
+    name: str
+    attempt: int
+    accelerator: str
+    archive: Path | None
+    """The code as tar.gz."""
+    archive_sha: str | None
+    mounts: Mapping[str, str]
+    """The buckets to mount: `gs://bucket/prefix` by the path on the host."""
+    python: PythonEnvironment
+    setup: str | None
+    """The user's script that runs once on every fresh host before the program."""
+    run: str
+    environment: Mapping[str, str]
+    secrets: Mapping[str, str] = field(repr=False)
+    hosts: tuple[int, ...] | None
+    """The hosts that run it; None means all. The others are prepared and count as done."""
+    checkpoint: str | None
+    owner: str = ""
+    """The id of the job database."""
+    fence: int = 0
+    """The fencing number of the attempt, for its claim on the checkpoint folder."""
+    large_files: tuple[str, ...] = ()
+    """The hashes of the large files of the code, which are beside the archive."""
+    interpreter: Path | None = None
+    """The Python of the client, for hosts that are on the same machine."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +184,7 @@ class Session(Protocol):
     with a new session.
     """
 
-    changed: asyncio.Event
+    changed: "asyncio.Event"
     """Set when a report has changed."""
 
     def start(self) -> None:
@@ -174,7 +234,7 @@ class Runner(Protocol):
 
     def session(
         self,
-        program: "Program",
+        program: Program,
         placement: str,
         hosts: Hosts,
         *,
@@ -185,8 +245,8 @@ class Runner(Protocol):
     ) -> Session:
         """Return the session of an attempt on a placement, which `start` begins.
 
-        The session writes the log of each host to `logs`, in the files of
-        `drumline.hosts.log_segments`, up to `log_limit` bytes of each. `clock` is that of its
+        The session writes the log of each host to `host-N.log` in `logs`, with a `LogWriter` of
+        `drumline.hosts.log_segments`, which keeps `log_limit` bytes. `clock` is that of its
         reports. `admit` decides if a host may be used.
         """
 

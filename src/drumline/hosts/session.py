@@ -33,7 +33,7 @@ from drumline.hosts.protocol import (
 from drumline.hosts.values import (
     Address,
     HostAssignment,
-    Program,
+    ShellProgram,
     Step,
     Timing,
     known_hosts_name,
@@ -44,7 +44,7 @@ __all__ = [
     "Address",
     "HostPhase",
     "HostReport",
-    "Program",
+    "ShellProgram",
     "SliceSession",
     "Step",
     "Timing",
@@ -183,7 +183,7 @@ class SliceSession:
 
     def __init__(
         self,
-        program: Program,
+        program: ShellProgram,
         addresses: Sequence[Address],
         *,
         key: Path,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from drumline.cloud.protocol import CloudError, MachineCloud, PlacementRequest, SshLogin
 from drumline.errors import UserError
-from drumline.hosts.protocol import AddressesUnreadableError, Admit, HostAccess
-from drumline.hosts.values import USER, Address, Program, Timing, known_hosts_name, working_copy
+from drumline.hosts.protocol import AddressesUnreadableError, Admit, HostAccess, Program
+from drumline.hosts.values import USER, Address, Timing, known_hosts_name, working_copy
 from drumline.observed import Fault, FaultKind, ListedPlacement, Refusal, Scope
 
 if TYPE_CHECKING:
@@ -117,10 +117,11 @@ class SshRunner:
         admit: Admit,
     ) -> "SliceSession":
         """Return the session of an attempt on a placement, which `start` begins."""
+        from drumline.hosts.environment import shell_program
         from drumline.hosts.session import SliceSession
 
         return SliceSession(
-            program,
+            shell_program(program),
             hosts,
             key=self._key,
             known_hosts=self._known_hosts,

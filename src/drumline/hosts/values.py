@@ -1,11 +1,12 @@
 """The values of a slice session: the hosts, the program that they run, and its folders there."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from drumline.hosts.agent.wire import HostProgram, Prepare, PythonRecipe, large_file_name
+from drumline.hosts.protocol import Program
 
 USER = "drumline"
 """The user on the hosts."""
@@ -36,33 +37,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Program:
-    """The program of one attempt on its slice."""
+class ShellProgram(Program):
+    """A program with the scripts that make its environment on a host."""
 
-    job_id: str
-    name: str
-    attempt: int
-    accelerator: str
-    archive: Path | None
-    """The code as tar.gz."""
-    archive_sha: str | None
-    steps: tuple[Step, ...]
-    run: str
-    environment: Mapping[str, str]
-    secrets: Mapping[str, str] = field(repr=False)
-    hosts: tuple[int, ...] | None
-    """The hosts that run it; None means all. The others are prepared and count as done."""
-    checkpoint: str | None
-    owner: str = ""
-    """The id of the job database."""
-    fence: int = 0
-    """The fencing number of the attempt, for its claim on the checkpoint folder."""
-    large_files: tuple[str, ...] = ()
-    """The hashes of the large files of the code, which are beside the archive."""
+    steps: tuple[Step, ...] = ()
     wrap: tuple[str, ...] = ()
     """Arguments before `bash` that run a container or activate an environment."""
-    interpreter: Path | None = None
-    """The Python of the client, for hosts of the emulator, which are on the same machine."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +93,12 @@ class CompletedCommand:
 # Folders and messages for the agent --------------------------------------------------------------
 
 
-def attempt_folder(program: Program) -> str:
+def attempt_folder(program: ShellProgram) -> str:
     """Return the attempt's folder on a host, relative to ~/.drumline."""
     return f"jobs/{_file_name(program.job_id)}/{program.attempt}"
 
 
-def work_folder(program: Program) -> str:
+def work_folder(program: ShellProgram) -> str:
     """Return the folder of the program's code on a host, relative to ~/.drumline."""
     return working_copy(program.job_id, program.archive_sha)
 
@@ -143,7 +123,7 @@ def _file_name(text: str) -> str:
     return quote(text, safe="").replace(".", "%2E")
 
 
-def program_message(program: Program, assignment: HostAssignment) -> Prepare:
+def program_message(program: ShellProgram, assignment: HostAssignment) -> Prepare:
     """Return the program as a message for the agent, with the secrets in a separate field."""
     container = f"drumline-{_file_name(program.job_id)}-{program.attempt}".replace("%", "_")
     variables = {

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 from drumline.hosts.agent.processes import is_alive
-from drumline.hosts.environment import PythonEnvironment, run_wrap
+from drumline.hosts.environment import run_wrap
 from drumline.hosts.host_files import (
     AGENT,
     AGENT_SOURCES,
     zip_agent,
     zip_texts,
 )
+from drumline.hosts.protocol import PythonEnvironment
 from tests.hosts.agent.machine import Machine, parent_of, wait_for
 from tests.hosts.installed_agent import installed, installed_agent
 

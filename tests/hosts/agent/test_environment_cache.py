@@ -14,11 +14,11 @@ import pytest
 from drumline.hosts.agent.processes import send_signal
 from drumline.hosts.agent.wire import PythonRecipe
 from drumline.hosts.environment import (
-    PythonEnvironment,
     changes_environment,
     python_steps,
     run_wrap,
 )
+from drumline.hosts.protocol import PythonEnvironment
 from drumline.hosts.values import Step, attempt_folder
 from tests.cases import rare
 from tests.hosts.agent.machine import Machine, processes_with, wait_for

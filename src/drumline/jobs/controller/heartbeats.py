@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drumline.hosts.agent.wire import RESERVED_METRICS
 from drumline.hosts.log_segments import read_chunk, received_size
+from drumline.hosts.protocol import RESERVED_METRICS
 from drumline.jobs.core.reasons import EventType
 from drumline.jobs.core.state import Event
 from drumline.jobs.core.steps import Steps, to_number, update_steps

@@ -6,20 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drumline.hosts.agent.wire import archive_name
-from drumline.hosts.bundled_package import Use
-from drumline.hosts.environment import (
-    DEFAULT_SHM_SIZE,
-    PythonEnvironment,
-    changes_environment,
-    mount_steps,
-    python_steps,
-    run_wrap,
-    setup_step,
-)
 from drumline.hosts.packing.rules import RULES, CodeError, left_out_json, left_out_line
 from drumline.hosts.packing.selection import format_size
-from drumline.hosts.values import Program, Step
+from drumline.hosts.protocol import DEFAULT_SHM_SIZE, Program, PythonEnvironment
 from drumline.jobs.billing import Prices
 from drumline.jobs.core.reasons import EventType
 from drumline.jobs.core.state import Decision, Event, Job, Placement
@@ -41,30 +30,24 @@ def build_program(record: Record, attempt: int, placement: Placement, folders: F
     spec = record.spec
     job_id = record.job.id
     archive = spec.archive
-    python = _python(spec, archive.drumline if archive else "none")
-    sha = archive.sha if archive else None
     if archive is not None and archive.rules < RULES:
         raise CodeError(
             f"code: an older version of Drumline packed the code of {job_id}, which may hold "
             f"secrets and is not sent; drumline cancel {job_id}, then drumline resume {job_id} "
             "packs it again"
         )
-    own = changes_environment(spec.setup, spec.run)
-    environment = python_steps(python, f"{record.job.owner}-{job_id}", own)
-    setup = (setup_step(python, spec.setup),) if spec.setup else ()
-    # A set-up may log in to the registry of the image. All others run in the environment.
-    ordered = (*setup, *environment) if python.kind == "docker" else (*environment, *setup)
-    steps: tuple[Step, ...] = (*mount_steps(spec.mounts), *ordered)
     current = record.job.attempt
     return Program(
         job_id=job_id,
         name=record.name,
         attempt=attempt,
         accelerator=placement.accelerator,
-        archive=folders.code / archive_name(sha) if sha else None,
-        archive_sha=sha,
+        archive=folders.code / archive.file_name if archive else None,
+        archive_sha=archive.sha if archive else None,
         large_files=archive.large_files if archive else (),
-        steps=steps,
+        mounts=spec.mounts,
+        python=_python(spec),
+        setup=spec.setup,
         run=spec.run,
         environment=spec.environment,
         secrets=folders.secrets(job_id),
@@ -72,12 +55,11 @@ def build_program(record: Record, attempt: int, placement: Placement, folders: F
         checkpoint=spec.checkpoints_of(job_id),
         owner=record.job.owner,
         fence=current.fence if current and current.number == attempt else 0,
-        wrap=run_wrap(python, spec.mounts),
         interpreter=Path(spec.interpreter) if spec.interpreter else None,
     )
 
 
-def _python(spec: StoredSpec, bundled: Use) -> PythonEnvironment:
+def _python(spec: StoredSpec) -> PythonEnvironment:
     source, container = spec.python, spec.docker
     requirements = source.requirements
     return PythonEnvironment(
@@ -86,7 +68,7 @@ def _python(spec: StoredSpec, bundled: Use) -> PythonEnvironment:
         requirements=requirements if isinstance(requirements, tuple) else None,
         requirements_file=requirements if isinstance(requirements, str) else None,
         image=source.image,
-        drumline=bundled,
+        drumline=spec.archive.drumline if spec.archive else "none",
         login=container.login if container else None,
         shm_size=container.shm_size if container else DEFAULT_SHM_SIZE,
     )
@@ -162,7 +144,7 @@ async def repack_old_archives(
         from drumline.hosts.packing.repack import repack
 
         try:
-            repacked = await asyncio.to_thread(repack, folder / archive_name(packed.sha))
+            repacked = await asyncio.to_thread(repack, folder / packed.file_name)
         except (CodeError, OSError) as error:
             log.warning("the code of job %s: %s", job_id, error)
             continue

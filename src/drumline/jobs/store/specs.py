@@ -14,8 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import SkipValidation, TypeAdapter
 
 from drumline.hosts.agent.wire import archive_name, large_file_name
-from drumline.hosts.bundled_package import Use
-from drumline.hosts.environment import DEFAULT_SHM_SIZE
+from drumline.hosts.protocol import DEFAULT_SHM_SIZE, Use
 from drumline.jobs.slice_settings import NO_SETTINGS, SliceSettings
 
 Capacity = Literal["spot", "on-demand", "reserved"]
@@ -56,9 +55,14 @@ class PackedCode:
     """The hashes of the files that are stored beside the archive."""
 
     @property
+    def file_name(self) -> str:
+        """The name of the archive."""
+        return archive_name(self.sha)
+
+    @property
     def names(self) -> set[str]:
         """The names of the files with the code."""
-        return {archive_name(self.sha), *map(large_file_name, self.large_files)}
+        return {self.file_name, *map(large_file_name, self.large_files)}
 
 
 @dataclass(frozen=True, slots=True)
