@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from drumline.chips import LOCAL_ZONES, UnknownName
 from drumline.hosts.values import Timing
-from drumline.jobs.billing import Grant, parse_grant
+from drumline.jobs.billing import Grant, Prices, parse_grant
 from drumline.jobs.core.state import Timeouts
 from drumline.jobs.slice_settings import SliceSettings
 
@@ -101,6 +101,11 @@ class Config:
     def local(self) -> bool:
         """True if slices come from the emulator."""
         return self.cloud == "emulator"
+
+    @property
+    def prices(self) -> Prices:
+        """The prices of slices."""
+        return Prices(emulated=self.local)
 
 
 # Six zones polled every 10 s cause 72 calls per minute. Google allows a project to create about 90

@@ -15,7 +15,6 @@ from functools import partial
 from drumline.clock import SteadyClock
 from drumline.cloud.protocol import Cloud
 from drumline.hosts.protocol import Runner
-from drumline.jobs.billing import Prices
 from drumline.jobs.config import Config
 from drumline.jobs.controller.heartbeats import Heartbeats
 from drumline.jobs.controller.host_history import HealthMonitor, HealthSource, HostHistory
@@ -89,7 +88,7 @@ class Supervisor:
         clock = SteadyClock(wall, monotonic)
         self.store = store
         self.config = config
-        self.prices = Prices(emulated=config.local)
+        self.prices = config.prices
         self.folders = Folders(config.home)
         self.records: dict[str, Record] = {
             r.job.id: replace(r, job=lifecycle.adapt_times(r.job, clock())) for r in store.living()
