@@ -1,6 +1,7 @@
 """The imports between packages, their sizes, and unique class names."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,12 @@ ALLOWED_IMPORTS = {
     "drumline.parallel": (),
     "drumline.cloud.model": ("drumline.chips",),
     "drumline.cloud.google": ("drumline.chips", "drumline.cloud.protocol", "drumline.observed"),
+    "drumline.cloud.protocol": ("drumline.errors", "drumline.observed"),
+    "drumline.hosts.protocol": (
+        "drumline.cloud.protocol",
+        "drumline.hosts.agent.wire",
+        "drumline.observed",
+    ),
     "drumline.observed": (),
     "drumline.jobs.core": (
         "drumline.chips",
@@ -69,6 +76,40 @@ def test_packages_import_only_what_is_allowed(package: str) -> None:
         if other != "drumline" and not within(other, allowed)
     }
     assert not forbidden
+
+
+LOCAL_FILES_AND_TEXTS = (
+    "drumline.hosts.agent.transient",
+    "drumline.hosts.code",
+    "drumline.hosts.log_segments",
+    "drumline.hosts.packing",
+)
+"""The modules of `hosts` that reach no host: packed code, kept logs, and texts of errors."""
+WAYS_TO_A_HOST = re.compile(
+    r"ssh|known.?hosts|host.?keys?\b|proxy|metadata|guest.?attribute|instance.?name|emulat",
+    re.IGNORECASE,
+)
+
+
+def test_the_controller_and_the_core_know_clouds_and_hosts_by_their_protocols() -> None:
+    """So another cloud, or another way to run programs on hosts, changes neither of them."""
+    packages = ("drumline.jobs.controller", "drumline.jobs.core")
+    allowed = ("drumline.cloud.protocol", "drumline.hosts.protocol", *LOCAL_FILES_AND_TEXTS)
+    forbidden = {
+        f"{module} imports {other}"
+        for module, path in modules()
+        if within(module, packages)
+        for other in imported(module, path)
+        if within(other, ("drumline.cloud", "drumline.hosts")) and not within(other, allowed)
+    }
+    assert not forbidden
+
+
+def test_the_controller_names_no_way_to_reach_a_host() -> None:
+    for module, path in modules():
+        if within(module, ("drumline.jobs.controller",)):
+            match = WAYS_TO_A_HOST.search(path.read_text())
+            assert match is None, f"{module} names {match}"
 
 
 def test_packages_of_jobs_import_in_one_direction() -> None:
