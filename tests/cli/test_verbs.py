@@ -132,6 +132,75 @@ def test_the_progress_of_packing_large_files_is_shown(
     assert capsys.readouterr().err == "  ▸ packing 120 of 200 MB\n"
 
 
+def _interrupt_packing(
+    server: Any, monkeypatch: pytest.MonkeyPatch, path: str, answer: tuple[int, Any]
+) -> list[str]:
+    """Press Ctrl-C while code is packed. The request gets its answer after it was cancelled."""
+    monkeypatch.setattr(client_module, "PROGRESS_SECONDS", 0.01)
+    cancelled, calls = threading.Event(), list[str]()
+
+    def request(_: str, body: Any) -> tuple[int, Any]:
+        def cancel(*_: Any) -> Any:
+            calls.append("cancel")
+            cancelled.set()
+            return {"text": "the request is being cancelled"}
+
+        progress = {"bytes": 120_000_000, "total": 200_000_000}
+        server.answers[f"POST /packing/{body['packing']}/cancel"] = cancel
+        server.answers[f"GET /packing/{body['packing']}"] = progress
+        assert cancelled.wait(60)
+        return answer
+
+    def press_ctrl_c(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    server.answers[f"POST {path}"] = request
+    monkeypatch.setattr("drumline.cli.follow.Screen.progress", press_ctrl_c)
+    return calls
+
+
+CANCELLED = "the command was interrupted; nothing was changed"
+
+
+def test_ctrl_c_while_code_is_packed_creates_nothing(
+    server: Any,
+    job_file: Path,
+    drumline: Run,
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = _interrupt_packing(server, monkeypatch, "/jobs", (409, {"error": CANCELLED}))
+    assert drumline("create", str(job_file)) == 130
+    assert calls == ["cancel"]
+    assert capsys.readouterr().err == f"\n{CANCELLED}\n"
+
+
+def test_ctrl_c_after_the_job_was_created_names_the_job(
+    server: Any,
+    a_job: Make,
+    job_file: Path,
+    drumline: Run,
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _interrupt_packing(server, monkeypatch, "/jobs", (201, a_job("000012")))
+    assert drumline("create", str(job_file), "--follow") == 130
+    assert capsys.readouterr().err == (
+        "\nthe command was interrupted, but 000012 was created already; drumline delete 000012"
+        " stops it\n"
+    )
+
+
+def test_ctrl_c_during_a_resume_prints_if_the_job_restarts(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.holds(a_job("000012", status="CANCELLED"))
+    path, text = "/jobs/000012/resume", "000012 restarts on a new slice"
+    _interrupt_packing(server, monkeypatch, path, (200, {"job": {}, "text": text}))
+    assert drumline("resume", "12") == 130
+    assert capsys.readouterr().err == f"\nthe command was interrupted, but {text}\n"
+
+
 def test_create_as_json(
     server: Any, a_job: Make, job_file: Path, drumline: Run, capsys: Printed
 ) -> None:

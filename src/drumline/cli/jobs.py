@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drumline.cli.connect import (
+    INTERRUPTED,
     TIMED_OUT,
     USER_ERROR,
     coloured,
@@ -102,7 +103,7 @@ def _send_code(
     """
     from drumline.cli.follow import Screen, packing_line
     from drumline.cli.rendering.text import sanitize_lines
-    from drumline.jobs.client import LargeCode
+    from drumline.jobs.client import CommandInterrupted, LargeCode
 
     columns = terminal_size()[0] if sys.stderr.isatty() else None
     screen = Screen(sys.stderr, columns, coloured())
@@ -116,7 +117,10 @@ def _send_code(
         if not sys.stdin.isatty():
             raise
         confirm(verb, sanitize_lines(f"{error}\nSend them?"), yes=False)
-        return send(True, show_progress)
+        return _send_code(verb, True, send)
+    except CommandInterrupted as interrupted:
+        typer.echo(sanitize_lines(f"\n{runnable(str(interrupted))}"), err=True)
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         screen.clear_progress()
 

@@ -30,9 +30,11 @@ from drumline.jobs.connection import (
 )
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from drumline.jobs.spec import JobSpec
 
-__all__ = ["Client", "LargeCode", "NoServer", "Refused", "job_id"]
+__all__ = ["Client", "CommandInterrupted", "LargeCode", "NoServer", "Refused", "job_id"]
 
 JobId = str | int
 OnPacking = Callable[[int, int], None]
@@ -43,7 +45,12 @@ STOP_SECONDS = 15.0
 # The server packs the code before it responds.
 PACK_SECONDS = 600.0
 PROGRESS_SECONDS = 1.0
+CANCEL_SECONDS, CANCEL_POLL_SECONDS = 5.0, 0.05
 LONG_POLL_SECONDS = 20.0
+
+
+class CommandInterrupted(KeyboardInterrupt):
+    """Ctrl-C while the server packed code. The text says if the request was executed."""
 
 
 def job_id(typed: JobId) -> str | None:
@@ -134,7 +141,7 @@ class Client:
         """Send a call that packs code, and report the progress until it is answered."""
         if on_packing is None:
             return self._server.call("POST", path, body, timeout=PACK_SECONDS)
-        from threading import Thread
+        from threading import Event, Thread
 
         body = {**body, "packing": os.urandom(16).hex()}
         results: list[Json | BaseException] = []
@@ -144,18 +151,21 @@ class Client:
                 results.append(self._server.call("POST", path, body, timeout=PACK_SECONDS))
             except BaseException as error:
                 results.append(error)
+            answered.set()
 
         # Not waited for at the end of this process: Ctrl-C ends the command at once.
-        sender = Thread(target=send, daemon=True)
-        sender.start()
+        # An event, because Python 3.11 takes a thread for ended once Ctrl-C interrupts its `join`.
+        answered = Event()
+        Thread(target=send, daemon=True).start()
         monitor = ServerConnection(self.home, autostart=False)
-        while True:
-            sender.join(PROGRESS_SECONDS)
-            if not sender.is_alive():
-                break
-            with suppress(Refused, OSError, ServerDisconnected):
-                progress = monitor.call_running("GET", f"/packing/{body['packing']}")
-                on_packing(progress["bytes"], progress["total"])
+        try:
+            while not answered.wait(PROGRESS_SECONDS):
+                with suppress(Refused, OSError, ServerDisconnected):
+                    progress = monitor.call_running("GET", f"/packing/{body['packing']}")
+                    on_packing(progress["bytes"], progress["total"])
+        except KeyboardInterrupt:
+            _cancel_packing(monitor, body["packing"], answered)
+            raise CommandInterrupted(_interruption(results)) from None
         [result] = results
         if isinstance(result, BaseException):
             raise result
@@ -483,6 +493,34 @@ class Client:
         query = urlencode({key: value for key, value in parameters.items() if value is not None})
         jobs: Any = self._server.call("GET", f"/jobs?{query}" if query else "/jobs")
         return [*jobs]
+
+
+def _cancel_packing(server: ServerConnection, token: str, answered: "Event") -> None:
+    """Cancel a request that packs code, and wait a few seconds until it is answered.
+
+    A server that is starting has not received the request yet.
+    """
+    deadline = time.monotonic() + CANCEL_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(Refused, OSError, ServerDisconnected):
+            server.call_running("POST", f"/packing/{token}/cancel", timeout=CANCEL_SECONDS)
+            break
+        if answered.wait(CANCEL_POLL_SECONDS):
+            return
+    answered.wait(deadline - time.monotonic())
+
+
+def _interruption(results: "Sequence[Json | BaseException]") -> str:
+    """Return the message after Ctrl-C, from the answer of a request that packs code."""
+    message = "the command was interrupted"
+    match [*results]:
+        case [Refused() as error]:  # usually because the server has cancelled it
+            return str(error)
+        case [{"text": text}]:
+            return f"{message}, but {text}"
+        case [{"id": job}]:
+            return f"{message}, but {job} was created already; drumline delete {job} stops it"
+    return f"{message}; drumline list shows whether the request was executed"
 
 
 def _spec(job: "str | Path | Mapping[str, Any] | JobSpec", overrides: Sequence[str]) -> "JobSpec":

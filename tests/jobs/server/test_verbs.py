@@ -9,6 +9,7 @@ import pytest
 
 from drumline.cloud.protocol import CloudError
 from drumline.hosts.code import CodeError
+from drumline.jobs.server.job_files import PackingOptions
 from drumline.jobs.server.verbs import RequestError
 from tests.jobs.fakes import ServerHarness, run_scenario
 
@@ -293,6 +294,45 @@ def test_of_two_concurrent_cleans_one_succeeds(tmp_path: Path) -> None:
             do(harness, job, "clean"), do(harness, job, "clean"), return_exceptions=True
         )
         assert {type(one) for one in results} == {str, RequestError}
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_create_that_is_cancelled_while_its_code_is_packed_creates_nothing(
+    tmp_path: Path,
+) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        service, door = harness.service, slow_to_pack(harness)
+        spec = {"accelerator": "v4-16", "zones": ["us-central2-b"], "run": "x", "workdir": None}
+        options = PackingOptions(token="mine")  # noqa: S106 - names a request
+        creating = asyncio.ensure_future(service.create(spec, {}, "lab", packing=options))
+        await door.reached.wait()
+        with pytest.raises(RequestError):
+            service.files.cancel("another")
+        service.files.cancel("mine")
+        door.open()
+        with pytest.raises(RequestError, match="interrupted; nothing was changed"):
+            await creating
+        assert service.overview() == []
+        with pytest.raises(RequestError):
+            service.files.cancel("mine")
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_resume_that_is_cancelled_while_its_code_is_packed_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await holding(harness)
+        door = slow_to_pack(harness)
+        resuming = asyncio.ensure_future(do(harness, job, "resume", packing="mine"))
+        await door.reached.wait()
+        harness.service.files.cancel("mine")
+        door.open()
+        with pytest.raises(RequestError, match="interrupted; nothing was changed"):
+            await resuming
+        assert harness.show(job)["status"] == "CANCELLED"
 
     run_scenario(tmp_path, scenario)
 

@@ -15,6 +15,8 @@ MAX_LISTED = 1000
 """The maximum number of files in the list of files that are left out."""
 _MAX_NAMED = 4
 
+INTERRUPTED = "the command was interrupted; nothing was changed"
+
 EARLIEST_TIME = 315_619_200
 """The second day of 1980 in UTC, which is in 1980 in every time zone."""
 

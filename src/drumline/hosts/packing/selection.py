@@ -26,6 +26,7 @@ from drumline.hosts.packing.folders import (
 from drumline.hosts.packing.listing import ALWAYS_IGNORED, PACKAGE_FOLDER, list_files
 from drumline.hosts.packing.names import secret_file, secret_folder
 from drumline.hosts.packing.rules import (
+    INTERRUPTED,
     OWNER_ONLY,
     UNREADABLE,
     CodeError,
@@ -73,6 +74,8 @@ class PackingProgress:
     bytes: int = 0
     total: int = 0
     """The size of all files, from before they are read."""
+    cancelled: bool = False
+    """True if the caller no longer needs the archive."""
 
 
 Verdict = LeftOut | tarfile.TarInfo | None
@@ -201,6 +204,8 @@ class Selection:
                     f"{printable(name)} has grown; try again, or add it to .gitignore"
                 )
             self._progress.bytes += len(data)
+            if self._progress.cancelled:
+                raise CodeError(INTERRUPTED)
             scan.feed(data)
             if content is not None:
                 content.write(data)

@@ -60,6 +60,7 @@ class JobsApi:
                 Route("/jobs", self.list_jobs),
                 Route("/jobs", self.create, methods=["POST"]),
                 Route("/packing/{token}", self.packing),
+                Route("/packing/{token}/cancel", self.cancel_packing, methods=["POST"]),
                 Route("/plan", self.plan, methods=["POST"]),
                 Route("/ids", self.ids),
                 Route("/jobs/{id}", self.show),
@@ -106,6 +107,10 @@ class JobsApi:
     async def packing(self, request: Request) -> Response:
         """`GET /packing/{token}`: the progress of the packing for a `create` or `resume`."""
         return JSONResponse(self._service.files.progress(request.path_params["token"]))
+
+    async def cancel_packing(self, request: Request) -> Response:
+        """`POST /packing/{token}/cancel`: give up a `create` or `resume` that packs code."""
+        return JSONResponse(self._service.files.cancel(request.path_params["token"]))
 
     async def plan(self, request: Request) -> Response:
         """`POST /plan {spec, origin}`: the dry run of `create`."""

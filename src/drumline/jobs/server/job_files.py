@@ -7,7 +7,7 @@ start.
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +15,13 @@ from drumline.cloud.protocol import Cloud, CloudError
 from drumline.hosts import code
 from drumline.hosts.bundled_package import BundledPackage, choose_package
 from drumline.hosts.packing.folders import require_workdir
-from drumline.hosts.packing.rules import RULES, LeftOut, PackingRules, left_out_json
+from drumline.hosts.packing.rules import (
+    INTERRUPTED,
+    RULES,
+    LeftOut,
+    PackingRules,
+    left_out_json,
+)
 from drumline.hosts.packing.selection import PackingProgress
 from drumline.jobs.billing import quota_warnings
 from drumline.jobs.config import Config
@@ -37,7 +43,8 @@ class PackingOptions:
     allow_large: bool = False
     """True if the user has allowed to send large code."""
     token: str = ""
-    """The name under which the client asks for the progress."""
+    """The name under which the client asks for the progress, or cancels the request."""
+    progress: PackingProgress = field(default_factory=PackingProgress)
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Self:
@@ -57,13 +64,31 @@ class JobFiles:
         self._cloud = cloud
         self._code = archives
         self._progress: dict[str, PackingProgress] = {}
-        """The progress of packing by the tokens of clients."""
+        """The progress of requests that pack code, by the tokens of their clients."""
+
+    @contextmanager
+    def track(self, options: PackingOptions) -> Iterator[None]:
+        """While a request is executed, let its client ask for its progress and cancel it."""
+        self._progress[options.token] = options.progress
+        try:
+            yield
+        finally:
+            self._progress.pop(options.token, None)
 
     def progress(self, token: str) -> dict[str, int]:
         """Return the bytes that were read and their total, while code is being packed."""
+        progress = self._tracked(token)
+        return {"bytes": progress.bytes, "total": progress.total}
+
+    def cancel(self, token: str) -> dict[str, str]:
+        """Cancel a request that packs code, because its user has interrupted the command."""
+        self._tracked(token).cancelled = True
+        return {"text": "the request is being cancelled"}
+
+    def _tracked(self, token: str) -> PackingProgress:
         if (progress := self._progress.get(token)) is None:
             raise RequestError("nothing is being packed for this client", 404)
-        return {"bytes": progress.bytes, "total": progress.total}
+        return progress
 
     def validate(self, raw: Mapping[str, Any]) -> "JobSpec":
         """Read a job file from JSON. Raise RequestError if it is invalid."""
@@ -160,14 +185,14 @@ class JobFiles:
         """Pack the job's code and describe the archive. Return None if there is no code."""
         if spec.workdir is None and bundled.package is None:
             return None
-        with _reading(spec.workdir), self._report_progress(options.token) as progress:
+        with _reading(spec.workdir):
             packed = await asyncio.to_thread(
                 code.pack,
                 spec.workdir,
                 self._code,
                 package=bundled.package,
                 rules=self._rules(spec),
-                progress=progress,
+                progress=options.progress,
                 allow_large=options.allow_large,
             )
         self._require_requirements_file(spec, packed.left_out)
@@ -199,14 +224,6 @@ class JobFiles:
             **left_out_json(measured.left_out),
         }
 
-    @contextmanager
-    def _report_progress(self, token: str) -> Iterator[PackingProgress]:
-        progress = self._progress[token] = PackingProgress()
-        try:
-            yield progress
-        finally:
-            self._progress.pop(token, None)
-
     def _rules(self, spec: "JobSpec") -> PackingRules:
         """Return the packing rules of a job file."""
         return PackingRules(
@@ -226,6 +243,12 @@ class JobFiles:
                     f"python.requirements: {name} would not be sent ({entry.reason}); "
                     "add it to include"
                 )
+
+
+def require_wanted(options: PackingOptions) -> None:
+    """Raise RequestError if the client has cancelled the request."""
+    if options.progress.cancelled:
+        raise RequestError(INTERRUPTED, 409)
 
 
 @contextmanager

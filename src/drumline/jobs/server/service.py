@@ -25,7 +25,7 @@ from drumline.jobs.core.state import Decision, Event, Job
 from drumline.jobs.server import verbs, views
 from drumline.jobs.server.execution import Execution
 from drumline.jobs.server.host_history import HostHistoryApi
-from drumline.jobs.server.job_files import JobFiles, PackingOptions
+from drumline.jobs.server.job_files import JobFiles, PackingOptions, require_wanted
 from drumline.jobs.server.orphans import Orphans
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.slice_settings import SLICE_KEYS
@@ -43,7 +43,6 @@ from drumline.observed import HostPhase
 RECENT_SECONDS = 24 * 3600.0
 """Seconds for which `list` shows an ended job without `--all`."""
 ALL_JOBS = JobFilter()
-_DEFAULT_PACKING = PackingOptions()
 MAX_ID_DIGITS = 15
 """The maximum number of digits of a job id in the database."""
 MAX_CANDIDATES = 10
@@ -199,13 +198,26 @@ class JobService:
         user: str,
         origin: Mapping[str, Any] | None = None,
         interpreter: str | None = None,
-        packing: PackingOptions = _DEFAULT_PACKING,
+        packing: PackingOptions | None = None,
     ) -> dict[str, Any]:
         """Create a job and pack its code, so that later edits do not change it.
 
         `origin` has the `file` and the `overrides` for a later resume, and in `from` the job whose
         checkpoints the new job takes over. `interpreter` is the Python of the client.
         """
+        options = packing or PackingOptions()
+        with self.files.track(options):
+            return await self._create(raw, secrets, user, origin, interpreter, options)
+
+    async def _create(
+        self,
+        raw: Mapping[str, Any],
+        secrets: Mapping[str, str],
+        user: str,
+        origin: Mapping[str, Any] | None,
+        interpreter: str | None,
+        packing: PackingOptions,
+    ) -> dict[str, Any]:
         job_origin = dict(origin or {})
         if job_origin.get("from"):
             raw, job_origin = self._take_over(raw, job_origin)
@@ -232,6 +244,7 @@ class JobService:
             return verbs.apply_job_file(job, spec, choices)
 
         # No await from here on, so that no other request interferes.
+        require_wanted(packing)
         if job_origin.get("checkpoint"):
             self._require_unused(job_origin["checkpoint"], "")
         with cleanup:
@@ -317,7 +330,9 @@ class JobService:
         releasing = self._releasing(job_id)
         match verb:
             case "resume":
-                return await self._resume(job_id, body)
+                options = PackingOptions.from_body(body)
+                with self.files.track(options):
+                    return await self._resume(job_id, body, options)
             case "cancel":
                 cancel = partial(verbs.cancel, prices=self.supervisor.prices, releasing=releasing)
                 text = self._change(job_id, cancel)
@@ -376,7 +391,9 @@ class JobService:
         self.supervisor.wake()
         return results[0].text
 
-    async def _resume(self, job_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _resume(
+        self, job_id: str, body: Mapping[str, Any], options: PackingOptions
+    ) -> dict[str, Any]:
         """Run a job again, with the current job file if the caller has sent it."""
         from drumline.jobs.spec import changes
 
@@ -408,7 +425,6 @@ class JobService:
         changed = [] if adopted else changes(before, after)
         if not adopted:
             self._require_same_slice(requested, before, after)
-        options = PackingOptions.from_body(body)
         if _is_large(record.spec.document.get("archive")):  # its user has allowed it before
             options = replace(options, allow_large=True)
         archive = await self.files.pack(spec, await self.files.choose_package(spec), options)
@@ -420,6 +436,7 @@ class JobService:
         added["interpreter"] = interpreter
         stored = _stored_spec(after | added)
         # No await from here on: the job is read again and changed at once.
+        require_wanted(options)
         folder = stored.checkpoints_of(job_id)
         if folder is not None:
             self._require_unused(folder, job_id)
