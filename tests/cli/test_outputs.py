@@ -140,6 +140,33 @@ def test_cp_without_outputs_names_the_key(
     )
 
 
+LOGIN = {"index": 0, "user": "drumline", "ssh_ip": "127.0.0.1", "has_host_key": False}
+TO_COME = {"name": "dl-1", "zone": "local-a", "accelerator": "v4-8", "held_since": None}
+
+
+@pytest.mark.parametrize("hosts", [NO_SLICE, [LOGIN]], ids=["booting", "not connected"])
+def test_cp_copies_outputs_until_the_hosts_of_the_next_slice_are_connected(
+    server: Any,
+    job: dict[str, Any],
+    drumline: Run,
+    capsys: Printed,
+    here: Path,
+    hosts: Any,
+) -> None:
+    held_since = None if hosts is NO_SLICE else 1_700_000_000.0
+    job |= {"status": "RECOVERING", "slice": TO_COME | {"held_since": held_since}}
+    server.answers["GET /jobs/000007/hosts"] = hosts
+    assert drumline("cp", "7:results/x.csv", ".") == 0
+    assert files(here) == {"x.csv"}
+    assert drumline("cp", "7:train.py", ".") == 2
+    state = "its hosts are not connected yet" if held_since else "holds no slice"
+    assert f"000007 is RECOVERING and {state}, and train.py of host 0" in capsys.readouterr().err
+    job["outputs"]["files"] = 0
+    assert drumline("cp", "7:results/x.csv", "again.csv") == 2
+    refusal = "host 0 is not connected yet" if held_since else NO_SLICE[1]["error"]
+    assert capsys.readouterr().err == f"{refusal}\n"
+
+
 @pytest.mark.usefixtures("here", "job")
 def test_cp_to_a_host_without_a_slice_is_refused(drumline: Run, capsys: Printed) -> None:
     Path("in.txt").write_text("x")

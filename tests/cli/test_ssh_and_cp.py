@@ -51,6 +51,20 @@ def test_ssh_runs_openssh_with_the_key_and_the_pinned_host_key(
     assert capsys.readouterr().err == "--host 0: the slice has hosts 1\n"
 
 
+def test_ssh_and_cp_wait_for_the_host_key_of_a_new_host(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, became: list[str]
+) -> None:
+    server.holds(a_job())
+    hosts = [a_host(0) | {"has_host_key": True}, a_host(1) | {"has_host_key": False}]
+    server.answers["GET /jobs/000004/hosts"] = hosts
+    for words in (["ssh", "4"], ["cp", "4:out.txt", "."], ["cp", str(Path(__file__)), "4:x"]):
+        assert drumline(*words, "--host", "1") == 2
+        assert capsys.readouterr().err == "host 1 is not connected yet\n"
+        assert became == []
+    assert drumline("ssh", "4") == 0
+    assert len(became) == 1
+
+
 def test_ssh_and_cp_connect_through_the_proxy_of_the_server(
     server: Any, drumline: Run, became: list[str]
 ) -> None:

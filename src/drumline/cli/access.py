@@ -13,6 +13,7 @@ import typer
 from drumline.cli.connect import connect, echo_json, interruptible, on_terminal
 from drumline.cli.options import AsJson, HostOrAll, JobId
 from drumline.cli.rendering.text import Sanitizer, sanitize
+from drumline.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -215,6 +216,10 @@ def _parse_host(text: str | None) -> int | str | None:
 # --- ssh and cp -------------------------------------------------------------------------------
 
 
+class _NotConnectedError(UserError):
+    """A new host has not shown its key to the server yet."""
+
+
 def ssh(
     job_id: JobId,
     arguments: Annotated[
@@ -270,11 +275,19 @@ def cp(
         hosts = client.hosts(remote[1])
     except Refused:
         job = client.show(remote[1])
-        if remote_source is None or job.get("slice"):
+        tpu_slice = job.get("slice")
+        is_to_come = tpu_slice and not tpu_slice.get("held_since") and _has_kept(job)
+        if remote_source is None or (tpu_slice and not is_to_come):
             raise
-        _copy_kept(job, remote[2], target, index)
+        _copy_kept(job, remote[2], target, index, "holds no slice")
         return
-    logins = _choose(hosts, index)
+    try:
+        logins = _choose(hosts, index)
+    except _NotConnectedError:
+        if remote_source is None or not _has_kept(job := client.show(remote[1])):
+            raise
+        _copy_kept(job, remote[2], target, index, "its hosts are not connected yet")
+        return
     commands = []
     for login in logins:
         path = _remote_path(remote[2], str(login["folder"]))
@@ -358,11 +371,13 @@ def _choose(hosts: "Sequence[Mapping[str, Any]]", index: int | None) -> "list[Ma
     from drumline.jobs.client import Refused
 
     logins = {int(login["index"]): login for login in hosts}
-    if index is None:
-        return list(logins.values())
-    if index not in logins:
+    if index is not None and index not in logins:
         raise Refused(f"--host {index}: the slice has hosts {_range(sorted(logins))}")
-    return [logins[index]]
+    chosen = [*logins.values()] if index is None else [logins[index]]
+    for login in chosen:
+        if not login.get("has_host_key", True):  # a server of an earlier version does not say so
+            raise _NotConnectedError(f"host {login['index']} is not connected yet")
+    return chosen
 
 
 def _become(command: list[str]) -> None:
@@ -394,13 +409,23 @@ def _range(indices: list[int]) -> str:
 # --- cp without a slice ------------------------------------------------------------------------
 
 
-def _copy_kept(job: "Mapping[str, Any]", path: str, target: str, host: int | None) -> None:
-    """Copy outputs of one host, or of all hosts into a folder each. Raise Refused."""
+def _has_kept(job: "Mapping[str, Any]") -> bool:
+    """Return True if files of the job were copied from its hosts."""
+    return bool((job.get("outputs") or {}).get("files"))
+
+
+def _copy_kept(
+    job: "Mapping[str, Any]", path: str, target: str, host: int | None, slice_state: str
+) -> None:
+    """Copy outputs of one host, or of all hosts into a folder each. Raise Refused.
+
+    `slice_state` is the reason why the files cannot come from the hosts.
+    """
     from drumline.cli.rendering.text import plural
     from drumline.jobs.client import Refused
 
     outputs = job.get("outputs") or {}
-    state = f"{job['id']} is {job['status']} and holds no slice"
+    state = f"{job['id']} is {job['status']} and {slice_state}"
     if not outputs.get("files"):
         if outputs.get("paths"):
             raise Refused(f"{state}; no file of its outputs was copied: {_outputs_text(outputs)}")

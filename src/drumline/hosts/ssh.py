@@ -49,7 +49,7 @@ class SshRunner:
         try:
             keys = await self._cloud.host_keys(listed)
         except CloudError as error:
-            if not self._all_pinned(listed):
+            if not all(self._have_keys(listed)):
                 refusal = self._cloud.explain(error, listed.zone)
                 message = (
                     f"the SSH host keys of {listed.name} cannot be read, so nothing is sent to "
@@ -95,15 +95,15 @@ class SshRunner:
             )
         return proxy_commands(command, listed, names)
 
-    def _all_pinned(self, listed: ListedPlacement) -> bool:
-        """Return True if every host of a placement has shown its key before."""
+    def _have_keys(self, listed: ListedPlacement) -> list[bool]:
+        """Return for each host of a placement True if it has shown its key before."""
         from drumline.hosts.connection import KnownHosts
 
         known_hosts = KnownHosts(self._known_hosts_file(listed.name))
-        return all(
+        return [
             known_hosts.expected_key(Address(e.ssh_ip, e.ssh_port, e.internal_ip)) is not None
             for e in listed.endpoints
-        )
+        ]
 
     def session(
         self,
@@ -141,7 +141,7 @@ class SshRunner:
         self, listed: ListedPlacement, access: HostAccess, job_id: str, archive_sha: str | None
     ) -> list[dict[str, Any]]:
         """Return the addresses of each host, with the files and the user of the login."""
-        proxies = await self._proxy_commands(listed, access)
+        proxies, have_keys = await self._proxy_commands(listed, access), self._have_keys(listed)
         return [
             {
                 "index": index,
@@ -151,6 +151,7 @@ class SshRunner:
                 "user": USER,
                 "key": str(self._key),
                 "known_hosts": str(self._known_hosts_file(listed.name)),
+                "has_host_key": have_keys[index],
                 "folder": f".drumline/{working_copy(job_id, archive_sha)}",
                 "proxy_command": [*proxy],
             }

@@ -1,4 +1,4 @@
-"""Waits that end with the server, and the names of jobs."""
+"""Waits that end with the server, the names of jobs, and the login to hosts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from drumline.hosts.connection import KnownHosts
+from drumline.hosts.values import Address
 from drumline.jobs.server.verbs import RequestError
 from tests.jobs.fakes import ServerHarness, run_scenario
 
@@ -62,5 +64,19 @@ def test_a_name_stands_for_the_one_job_that_has_it(tmp_path: Path) -> None:
         assert service.ids(["llama 1b/ä"]) == [second]
         await service.verb(second, "clean", {})
         assert service.ids(["llama 1b/ä"]) == [first]
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_the_login_to_a_host_says_if_its_key_is_known(tmp_path: Path) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        job = await harness.create()
+        await harness.reaches(job, "RUNNING")
+        hosts = await harness.service.hosts(job)
+        assert [host["has_host_key"] for host in hosts] == [False, False]
+        address = Address(hosts[1]["ssh_ip"], hosts[1]["ssh_port"], hosts[1]["ip"])
+        KnownHosts(Path(hosts[1]["known_hosts"])).pin(address, "ssh-ed25519 AAAA")
+        hosts = await harness.service.hosts(job)
+        assert [host["has_host_key"] for host in hosts] == [False, True]
 
     run_scenario(tmp_path, scenario)
