@@ -48,7 +48,7 @@ def test_ssh_runs_openssh_with_the_key_and_the_pinned_host_key(
     assert drumline("ssh", "4", "--host", "1") == 0
     assert became == [f"ssh {CHECKED} -- 127.0.0.1"]
     assert drumline("ssh", "4") == 2
-    assert capsys.readouterr().err == "--host 0: the slice has hosts 1\n"
+    assert capsys.readouterr().err == "--host 0: the slice has only host 1\n"
 
 
 def test_ssh_and_cp_wait_for_the_host_key_of_a_new_host(

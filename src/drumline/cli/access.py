@@ -372,7 +372,7 @@ def _choose(hosts: "Sequence[Mapping[str, Any]]", index: int | None) -> "list[Ma
 
     logins = {int(login["index"]): login for login in hosts}
     if index is not None and index not in logins:
-        raise Refused(f"--host {index}: the slice has hosts {_range(sorted(logins))}")
+        raise Refused(f"--host {index}: the slice has {_describe_hosts(sorted(logins))}")
     chosen = [*logins.values()] if index is None else [logins[index]]
     for login in chosen:
         if not login.get("has_host_key", True):  # a server of an earlier version does not say so
@@ -400,10 +400,12 @@ def _quote_option(path: str) -> str:
     return '"' + path.replace("%", "%%") + '"'
 
 
-def _range(indices: list[int]) -> str:
+def _describe_hosts(indices: list[int]) -> str:
     if len(indices) > 1 and indices == list(range(indices[0], indices[-1] + 1)):
-        return f"{indices[0]} to {indices[-1]}"
-    return ", ".join(map(str, indices)) or "none yet"
+        return f"hosts {indices[0]} to {indices[-1]}"
+    if len(indices) == 1:
+        return f"only host {indices[0]}"
+    return f"hosts {', '.join(map(str, indices))}" if indices else "no hosts yet"
 
 
 # --- cp without a slice ------------------------------------------------------------------------
