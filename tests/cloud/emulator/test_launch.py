@@ -77,6 +77,20 @@ def test_sigterm_ends_the_hosts_and_removes_the_endpoint_file(start_emulator: St
     assert not (emulator.home / "machines").exists()
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_the_process_of_a_stopped_emulator_has_exited(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from drumline.cloud.emulator import launch;"
+        "launch.ensure_running(Path(sys.argv[1])); print(launch.find(Path(sys.argv[1])).pid)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    started = subprocess.run(command, capture_output=True, text=True, check=True)
+    status = Path(f"/proc/{started.stdout.strip()}/status")
+    assert status.exists()
+    assert launch.stop(tmp_path)
+    assert not status.exists() or "State:\tZ" in status.read_text()
+
+
 def test_a_hanging_emulator_is_stopped(
     start_emulator: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ ENDPOINT = "endpoint.json"
 # It starts in about a second, or in many seconds on a busy machine.
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
+_EXIT_SECONDS = 2.0
 _RESPONSE_SECONDS = 30.0
 # An emulator writes its endpoint file seconds after it has taken the lock, and restores it within
 # a second. Then nothing can find it.
@@ -195,7 +196,23 @@ def stop(home: Path) -> bool:
     for process in _started:
         if process.pid == pid:
             process.wait()
+    # It gives up its lock before it exits, so its user would still see the process.
+    deadline = time.monotonic() + _EXIT_SECONDS
+    while not _has_exited(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
     return True
+
+
+def _has_exited(pid: int) -> bool:
+    """Return True if a process is gone, or only waits for its parent to notice its end."""
+    try:
+        os.kill(pid, 0)
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[:1] == ["Z"]
 
 
 def control(home: Path, verb: str, **arguments: Any) -> dict[str, Any]:
