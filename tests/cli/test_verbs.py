@@ -387,6 +387,42 @@ def test_the_emulator_takes_a_name_for_the_only_job_that_has_not_ended(
     assert target or capsys.readouterr().err == message + "\n"
 
 
+@pytest.mark.parametrize("target", ["5", "000005", "sums"])
+@pytest.mark.parametrize("verb", ["preempt", "break"])
+def test_the_emulator_says_that_an_ended_job_holds_no_slice(
+    server: Any,
+    a_job: Make,
+    drumline: Run,
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    verb: str,
+) -> None:
+    ended = {"name": "sums", "status": "SUCCEEDED", "ended": 1.0, "chips_held": 0}
+    server.holds(a_job("000005", **ended))
+    server.answers["GET /ids"] = ["000005"]
+    monkeypatch.setattr("drumline.cli.emulator._control", None)
+    assert drumline("emulator", verb, target) == 2
+    assert capsys.readouterr().err == "000005 sums is SUCCEEDED and holds no slice\n"
+
+
+@pytest.mark.parametrize("target", ["5", "sums"])
+def test_the_emulator_preempts_the_slice_that_a_cancelled_job_keeps(
+    server: Any, a_job: Make, drumline: Run, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    server.holds(a_job("000005", name="sums", status="CANCELLED", ended=1.0))
+    server.answers["GET /ids"] = ["000005"]
+    targets: list[str] = []
+
+    def control(_: str, *, target: str, **__: Any) -> dict[str, str]:
+        targets.append(target)
+        return {"preempted": target}
+
+    monkeypatch.setattr("drumline.cli.emulator._control", control)
+    assert drumline("emulator", "preempt", target) == 0
+    assert targets == ["000005"]
+
+
 def test_an_error_of_one_job_does_not_stop_the_others(
     server: Any, a_job: Make, drumline: Run, capsys: Printed
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from drumline.cli.connect import USER_ERROR
 from drumline.cli.options import AsJson
-from drumline.cli.rendering.text import plural, print_table
+from drumline.cli.rendering.text import plural, print_table, sanitize
 from drumline.jobs.connection import home_folder
 
 MISTAKE = 2
@@ -264,21 +264,32 @@ def break_host(
 def _job_or_resource(target: str) -> str:
     """Return the id of the job with this name. Other targets are resolved by the emulator.
 
-    If several jobs have the name, the only one that has not ended is meant.
+    If several jobs have the name, the only one that has not ended is meant. Fail if the job has
+    ended and holds no slice.
     """
     from drumline.cli.connect import connect
-    from drumline.jobs.client import NoServer
+    from drumline.jobs.client import NoServer, Refused
 
+    client = connect(autostart=False)
+    is_id = target.isascii() and target.isdigit()
     try:
-        client = connect(autostart=False)
-        jobs = [job for job in client.list(all=True, name=target) if job["name"] == target]
-        active = [str(job["id"]) for job in jobs if job["ended"] is None]
-        if len(active) == 1:
-            [target] = active
-        elif jobs:
-            [target] = client.ids(target)
+        if is_id:
+            jobs = [client.show(target)]
+        else:
+            jobs = [job for job in client.list(all=True, name=target) if job["name"] == target]
     except NoServer:
-        pass  # an emulator without jobs, or on a host of another home
+        return target  # an emulator without jobs, or on a host of another home
+    except Refused:
+        if is_id:
+            return target  # perhaps a job of another home that uses the same emulator
+        raise
+    active = [job for job in jobs if job["ended"] is None]
+    if len(jobs) > 1 and len(active) != 1:
+        client.ids(target)  # fails, and names the jobs
+    for job in active or jobs:
+        if job["ended"] is not None and not job["chips_held"]:
+            _fail(sanitize(f"{job['id']} {job['name']} is {job['status']} and holds no slice"))
+        return str(job["id"])
     return target
 
 
