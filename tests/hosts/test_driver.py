@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 
 from drumline.hosts import driver as driver_module
-from drumline.hosts.agent.wire import AttemptStatus, FreePort, PrepareResult, WatchLine
+from drumline.hosts.agent.wire import (
+    AttemptStatus,
+    FreePort,
+    PrepareResult,
+    StepResult,
+    WatchLine,
+)
 from drumline.hosts.connection import ConnectionLost, KnownHosts
 from drumline.hosts.driver import HostRunner, RunnerResources
 from drumline.hosts.session import HostPhase, StartBarrier, Timing
-from drumline.hosts.values import Address, HostAssignment
+from drumline.hosts.values import Address, HostAssignment, Step
 from tests.jobs.fakes import VirtualTimeLoop
 
 from .stand_in import program, until
@@ -111,6 +117,32 @@ class StoppedWatch:
         await asyncio.Event().wait()
 
 
+class RepeatedStep:
+    """A host whose set-up step is repeated because of an error that passes."""
+
+    def __init__(self) -> None:
+        self.starts = asyncio.Event()
+        self.passes = asyncio.Event()
+
+    async def install(self) -> None:
+        pass
+
+    async def ask(self, _: type[Any], verb: str, *__: str, **___: Any) -> Any:
+        if verb == "step":
+            self.starts.set()
+            await self.passes.wait()
+            return StepResult(exit_code=0)
+        answers = {"status": AttemptStatus(state="none"), "prepare": PrepareResult(have_code=True)}
+        return answers.get(verb) or await asyncio.Event().wait()
+
+    async def watch(self, *_: object) -> AsyncIterator[WatchLine]:
+        await self.starts.wait()
+        yield WatchLine(status=AttemptStatus(state="none", repeating="no names\n; retry 1 of 20"))
+        await self.passes.wait()
+        yield WatchLine(status=AttemptStatus(state="none", repeating="too late"))
+        await asyncio.Event().wait()
+
+
 EXITED = AttemptStatus(state="exited", exit_code=3, started_at=1.0)
 
 
@@ -131,7 +163,7 @@ class NoAnswers:
         pass
 
 
-def make_runner(folder: Path) -> HostRunner:
+def make_runner(folder: Path, **parts: Any) -> HostRunner:
     resources = RunnerResources(
         key=folder / "key",
         known_hosts=KnownHosts(folder / "known"),
@@ -141,12 +173,12 @@ def make_runner(folder: Path) -> HostRunner:
         on_change=lambda: None,
     )
     assignment = HostAssignment(0, Address("127.0.0.1", 22, "127.0.0.1"), 0, 1)
-    return HostRunner(program(), assignment, StartBarrier(1, folder / "started"), resources)
+    return HostRunner(program(**parts), assignment, StartBarrier(1, folder / "started"), resources)
 
 
 @asynccontextmanager
-async def connected_runner(folder: Path, agent: object) -> AsyncIterator[HostRunner]:
-    runner = make_runner(folder)
+async def connected_runner(folder: Path, agent: object, **parts: Any) -> AsyncIterator[HostRunner]:
+    runner = make_runner(folder, **parts)
     task = asyncio.create_task(runner._use_connection(agent))  # type: ignore[arg-type]
     yield runner
     task.cancel()
@@ -203,6 +235,23 @@ def test_a_lost_program_is_reported_as_soon_as_its_host_is_back(tmp_path: Path) 
         async with connected_runner(tmp_path, RebootedHost()) as runner:
             await until(lambda: runner.report().phase is HostPhase.MISSING, "it is reported")
             assert runner.report().reported_at == 1.0
+
+    asyncio.run(scenario())
+
+
+def test_the_reason_for_the_repetition_of_a_step_is_reported(tmp_path: Path) -> None:
+    """Otherwise a job seems to hang in its set-up for minutes."""
+
+    async def scenario() -> None:
+        host = RepeatedStep()
+        steps = (Step("uv", "uv sync"),)
+        async with connected_runner(tmp_path, host, steps=steps) as runner:
+            detail = "setup: uv: no names; retry 1 of 20"
+            await until(lambda: runner.report().detail == detail, "the reason is reported")
+            host.passes.set()
+            await until(lambda: runner.report().phase is HostPhase.READY, "the step has passed")
+            await asyncio.sleep(0)
+            assert runner.report().detail == ""
 
     asyncio.run(scenario())
 

@@ -165,6 +165,8 @@ class HostRunner:
         self._status_at: float | None = None
         self._complete_report: HostReport | None = None
         """`_report` with the last lines and the two times; None until it is needed."""
+        self._step = ""
+        """The set-up step that runs; empty if none does."""
         self._final_detail = ""
         """The detail of the final report, which `_advance` restores after a lost connection."""
 
@@ -288,6 +290,7 @@ class HostRunner:
             await self._send_code(agent, result.missing)
         self._update_report(has_code=True)
         for step in self.program.steps:
+            self._step = step.name
             self._update_report(detail=f"setup: {step.name}")
             message = wire.SetUpStep(
                 name=step.name,
@@ -296,11 +299,17 @@ class HostRunner:
                 pause=self._resources.timing.setup_pause,
                 recipe=None if step.recipe is None else vars(step.recipe),
             )
-            step_result = await agent.ask(wire.StepResult, wire.STEP, self._folder, message=message)
+            try:
+                step_result = await agent.ask(
+                    wire.StepResult, wire.STEP, self._folder, message=message
+                )
+            finally:
+                self._step = ""
             if step_result.exit_code != 0 and not self._gate.stopped:
-                self._final_detail = self._report.detail
+                self._final_detail = f"setup: {step.name}"
                 self._update_report(
                     phase=HostPhase.FAILED,
+                    detail=self._final_detail,
                     exit_code=step_result.exit_code,
                     error=step_result.error,
                     tail=step_result.tail,
@@ -469,6 +478,9 @@ class HostRunner:
             self._update_report(
                 phase=HostPhase.EXITED, detail="stopped before the program ran", exit_code=-15
             )
+        elif self._step:
+            reason = _printable(status.repeating)
+            self._update_report(detail=f"setup: {self._step}" + (f": {reason}" if reason else ""))
 
     def _on_answer(self) -> None:
         self._heard_at, self._complete_report = self._resources.clock(), None

@@ -118,6 +118,7 @@ def test_a_step_that_fails_because_of_something_that_passes_is_repeated(machine:
     assert (done["exit_code"], done["error"]) == (0, "")
     assert machine.written("ran") == "x\n" * 3
     assert "holds the lock of apt; retry 1 of 5 in 0.01 s" in machine.log()
+    assert "repeating" not in machine.attempt("status")
 
 
 def test_a_step_that_never_passes_fails_after_its_retries(machine: Machine) -> None:
@@ -151,6 +152,9 @@ def test_a_stop_ends_the_wait_for_the_next_try(machine: Machine) -> None:
         caller.stdin.write(json.dumps(step).encode())
         caller.stdin.close()
         wait_for(lambda: "retry 1 of 5" in machine.log(), "the wait")
+        assert machine.attempt("status")["repeating"] == (
+            "another process, usually the VM's own update, holds the lock of apt; retry 1 of 5"
+        )
         machine.attempt("stop", "1")
         assert caller.wait(60) == 0
 

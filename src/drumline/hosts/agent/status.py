@@ -37,6 +37,7 @@ WATCHED_FILES = (
     "error.json",
     "stop.json",
     "burnin.json",
+    "repeating.json",
 )
 
 
@@ -58,6 +59,8 @@ def attempt_status(folder: str) -> AttemptStatus:
         heartbeat=heartbeat and bound_report(heartbeat),
     )
     if started is None or not isinstance(started.get("at"), (int, float)):
+        if repeating := read_json(folder, "repeating.json"):
+            status.repeating = str(repeating.get("reason", ""))
         return status
     status.state = "running"
     status.started_at, status.coordinator = started["at"], str(started.get("coordinator", ""))

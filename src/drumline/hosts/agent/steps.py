@@ -101,11 +101,14 @@ def run_and_record(folder: str, step: SetUpStep, result_file: str) -> None:
         reason = "" if code == 0 else find_transient_error("\n".join(lines))
         again = bool(reason) and attempt < step.retries
         if again:
-            outcome += f": {reason}; retry {attempt + 1} of {step.retries} in {step.pause:g} s"
+            reason += f"; retry {attempt + 1} of {step.retries}"
+            outcome += f": {reason} in {step.pause:g} s"
+            write_json({"reason": reason}, folder, "repeating.json")
         seconds = time.monotonic() - started_at
         append_to_log(folder, f"--- set-up: {step.name} {outcome} ({seconds:.1f} s)")
         if not again or stopped_during_pause(folder, step.pause):
             break
+    remove(os.path.join(folder, "repeating.json"))
     if environment is not None:
         environment.finish(code == 0)
     error = "" if code == 0 else f"{location}  {describe_exit(code)}"

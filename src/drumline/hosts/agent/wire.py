@@ -158,6 +158,8 @@ class AttemptStatus(Message):
     """`lost` means that a restart of the host ended the program."""
     prepared: bool = False
     stopped: bool = False
+    repeating: str = ""
+    """The reason why a set-up step is repeated, while it is."""
     started_at: float | None = None
     coordinator: str = ""
     exit_code: int | None = None
