@@ -164,6 +164,12 @@ def test_a_repeated_wait_is_printed_once() -> None:
     assert formatter.lines(event(4, 4, "waiting", "no capacity in b")) == ["  · no capacity in b"]
 
 
+def test_a_resume_is_a_sentence() -> None:
+    line = "  · resumed on the slice kept in local-a"
+    resumed = event(1, 0, "resumed", "on the slice kept in local-a")
+    assert EventFormatter().lines(resumed) == [line]
+
+
 def test_events_are_sanitized() -> None:
     assert EventFormatter().lines(event(1, 0, "note", "\x1b[2Jgone\n")) == ["  · gone "]
 

@@ -59,7 +59,12 @@ _ERROR_MARKS = {
     "left": "!",
     "failed": "✗",
 }
-_PREFIXES = {"refused": "rejected slice: ", "parked": "slice held back: ", "outputs": "outputs: "}
+_PREFIXES = {
+    "refused": "rejected slice: ",
+    "parked": "slice held back: ",
+    "outputs": "outputs: ",
+    "resumed": "resumed ",
+}
 _HIDDEN = {"created", "asked", "succeeded", "cancelled", "ended"}
 _COLOURS = {"✓": "green", "!": "yellow", "✗": "red", "▸": "cyan", "●": "cyan"}
 
