@@ -72,6 +72,15 @@ def test_show_prints_where_the_outputs_are_and_what_is_missing(
     assert "\n         host 1: the host cannot be reached\n" in out
 
 
+def test_show_prints_that_no_file_matches(
+    job: dict[str, Any], drumline: Run, capsys: Printed
+) -> None:
+    job["outputs"] |= {"files": 0, "hosts": [], "problems": []}
+    assert drumline("show", "7") == 0
+    line = "outputs  no file of the job matches results/, *.png, checked at "
+    assert line in capsys.readouterr().out
+
+
 def test_show_prints_that_nothing_was_copied_yet(
     job: dict[str, Any], drumline: Run, capsys: Printed
 ) -> None:

@@ -252,12 +252,16 @@ def output_lines(job: Job, now: float) -> list[str]:
         return []
     if not outputs["copied_at"]:
         return [f"{sanitize(', '.join(outputs['paths']))}: not copied yet"]
-    count = plural(outputs["files"], "file") if outputs["files"] else "no files"
-    size = f", {format_size(outputs['bytes'])}," if outputs["files"] else ""
-    lines = [
-        f"{count}{size} in {sanitize(outputs['folder'])}, copied at "
-        f"{format_time(outputs['copied_at'], now, seconds=True)}"
-    ]
+    copied_at = format_time(outputs["copied_at"], now, seconds=True)
+    if outputs["files"]:
+        count, size = plural(outputs["files"], "file"), format_size(outputs["bytes"])
+        line = f"{count}, {size}, in {sanitize(outputs['folder'])}, copied at {copied_at}"
+    elif outputs["problems"]:
+        line = f"no file was copied, checked at {copied_at}"
+    else:
+        paths = sanitize(", ".join(outputs["paths"]))
+        line = f"no file of the job matches {paths}, checked at {copied_at}"
+    lines = [line]
     problems = [sanitize(problem) for problem in outputs["problems"]]
     lines += problems[:MAX_OUTPUT_PROBLEMS]
     if len(problems) > MAX_OUTPUT_PROBLEMS:
