@@ -231,7 +231,7 @@ def test_show_prints_since_when_a_program_was_stuck(failed: dict[str, Any]) -> N
 
 @pytest.mark.parametrize(
     ("lost", "message"),
-    [(3.5, "$9.12, of it $3.50 lost"), (0.0, "$9.12"), (None, "$9.12, of it – lost")],
+    [(3.5, "$9.12, of it $3.50 lost"), (0.0, "$9.12"), (None, "$9.12, an unknown part of it lost")],
 )
 def test_lost_cost_is_printed_if_known(
     failed: dict[str, Any], lost: float | None, message: str

@@ -285,7 +285,7 @@ def _cost_text(job: Job, key: str) -> str:
     text = format_dollars(job[key])
     ended = [attempt for attempt in job.get("attempts") or [] if attempt.get("ended")]
     if ended and job.get(f"{key}_lost", 0.0) is None:
-        text += f", of it {DASH} lost"
+        text += ", an unknown part of it lost"
     elif job.get(f"{key}_lost"):
         text += f", of it {format_dollars(job[f'{key}_lost'])} lost"
     if job.get(f"{key}_unused"):
