@@ -1,6 +1,7 @@
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -272,6 +273,27 @@ def test_show_takes_a_short_id_and_prints_json(
     assert json.loads(capsys.readouterr().out)["id"] == "000004"
     assert drumline("show", "000004") == 0
     assert capsys.readouterr().out.startswith("000004 llama-1b · RUNNING")
+
+
+def test_the_next_commands_of_show_and_list_can_be_copied(
+    server: Any,
+    a_job: Make,
+    drumline: Run,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [".venv/bin/drumline"])
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    server.holds(a_job(name="drumline run"))
+    assert drumline("show", "4") == 0
+    out = capsys.readouterr().out
+    assert "next     .venv/bin/drumline logs 000004 --follow · .venv/bin/drumline cancel" in out
+    assert "000004 drumline run" in out
+    server.answers["GET /jobs"] = []
+    assert drumline("list") == 0
+    assert "create one: .venv/bin/drumline create job.yaml" in capsys.readouterr().out
 
 
 def test_an_unknown_job_is_one_message(

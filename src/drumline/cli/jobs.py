@@ -189,7 +189,8 @@ def list_jobs(
         echo_json(jobs)
         return
     columns = terminal_size()[0] if on_terminal() else None
-    echo_lines(list_lines(jobs, columns, coloured()))
+    lines = list_lines(jobs, columns, coloured())
+    echo_lines(lines if jobs else [*map(runnable, lines)])
 
 
 def _watch(fetch: "Callable[[], list[dict[str, Any]]]", as_json: bool) -> None:
@@ -222,7 +223,8 @@ def show(job_id: JobId, as_json: AsJson = False) -> None:
         return
     from drumline.cli.rendering.show import show_lines
 
-    echo_lines(show_lines(job, time.time(), coloured()))
+    *lines, hint = show_lines(job, time.time(), coloured())
+    echo_lines([*lines, runnable(hint)])
 
 
 def wait(
