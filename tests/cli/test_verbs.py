@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer import Abort
 
 import drumline.jobs.client as client_module
 
@@ -532,6 +533,21 @@ def test_delete_asks_only_before_it_stops_a_program(
     assert capsys.readouterr().out == "done\n"
     assert drumline("delete", "4", "5") == 2
     assert "add --yes" in capsys.readouterr().err
+
+
+def test_ctrl_c_at_a_question_changes_nothing(
+    server: Any, a_job: Make, drumline: Run, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.holds(a_job())
+
+    def press_ctrl_c(*_: Any, **__: Any) -> bool:
+        raise Abort
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("typer.confirm", press_ctrl_c)
+    assert drumline("delete", "4") == 1
+    assert capsys.readouterr().out == "\nnothing was changed\n"
+    assert all(method == "GET" for method, _, _ in server.requests)
 
 
 @pytest.mark.parametrize(("typed", "done"), [("y", True), ("n", False), ("", False)])

@@ -69,7 +69,12 @@ def confirm(verb: str, question: str, yes: bool) -> None:
             err=True,
         )
         raise typer.Exit(USER_ERROR)
-    if not typer.confirm(question, default=False):
+    try:
+        confirmed = typer.confirm(question, default=False)
+    except typer.Abort:  # Ctrl-C, or the end of the input
+        typer.echo()
+        confirmed = False
+    if not confirmed:
         typer.echo("nothing was changed")
         raise typer.Exit(1)
 
