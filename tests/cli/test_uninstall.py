@@ -90,6 +90,18 @@ def test_a_home_without_other_files_is_gone(home: Path, drumline: Run, capsys: P
     assert capsys.readouterr().out == f"there is no folder {home}; nothing to delete\n"
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--yes"]])
+def test_a_home_without_files_of_drumline_is_one_message(
+    home: Path, drumline: Run, capsys: Printed, options: list[str]
+) -> None:
+    assert drumline("clean", "--home", "--yes") == 0
+    home.mkdir()
+    (home / "notes.txt").write_text("mine")
+    capsys.readouterr()
+    assert drumline("clean", "--home", *options) == 0
+    assert capsys.readouterr().out == f"no files of Drumline are in {home}; nothing to delete\n"
+
+
 def test_checkpoints_outside_the_home_are_named_and_kept(
     home: Path, drumline: Run, capsys: Printed, tmp_path: Path
 ) -> None:

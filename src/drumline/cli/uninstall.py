@@ -100,6 +100,8 @@ def clean_home(yes: bool, as_json: bool, dry_run: bool) -> None:
             listed = [{"kind": part.kind, "bytes": part.bytes} for part in parts]
             kept = {"others": [str(path) for path in others], "checkpoints": checkpoints}
             echo_json({"home": str(home), "parts": listed, "kept": kept})
+        elif not parts:
+            typer.echo(f"no files of Drumline are in {home}; nothing to delete")
         else:
             count = uninstall.job_count(home)
             echo_lines(_home_lines(home, count, parts, [path.name for path in others], checkpoints))
