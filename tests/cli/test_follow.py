@@ -205,6 +205,8 @@ def test_a_pipe_gets_occasional_progress_without_escapes() -> None:
         ({"step": 11, "total": 22}, "  ▸ step    11/22 ━━━━━━━━━━━╸━━━━━━━━━━"),
         ({"step": 22, "total": 22}, "  ▸ step    22/22 ━━━━━━━━━━━━━━━━━━━━━━"),
         ({"step": 5}, "  ▸ step        5"),
+        ({"step": 5, "total": 1000, "mfu": None}, f"  ▸ step     5/1,000 ╸{21 * '━'}  MFU –"),
+        ({"step": 1000, "total": 1000, "mfu": None}, f"  ▸ step 1,000/1,000 {22 * '━'}  MFU –"),
         ({"step": 5, "total": 0, "loss": float("nan")}, "  ▸ step      5/0  loss nan"),
         ({"step": 5, "loss": "nan"}, "  ▸ step        5  loss nan"),
         ({"step": 5, "rate": 1.25e6, "item": "tokens"}, "  ▸ step        5  1.25M tok/s"),

@@ -39,6 +39,7 @@ DURATION_COLUMN = 62
 MAX_DURATION_WIDTH = 12
 INDENT = 4
 MIN_BAR_WIDTH, MAX_BAR_WIDTH = 6, 22
+MIN_STEP_WIDTH = 8
 MAX_LINES = 40
 """The maximum number of past events to print."""
 # A user watches a terminal, and reads a log file later.
@@ -129,7 +130,11 @@ def progress_line(job: Job, columns: int | None = None) -> str:
     step = format_progress(progress)
     if not step or job["status"] not in {"RUNNING", *ENDED}:
         return ""
-    parts = [f"step {step}" if columns is None else f"step {step:>8}"]
+    parts = [f"step {step}"]
+    if columns is not None:
+        # As wide as the last step, so that the line does not move while the step grows.
+        last_step = format_progress(progress | {"step": progress.get("total", 0)})
+        parts = [f"step {step:>{max(len(last_step), MIN_STEP_WIDTH)}}"]
     if "loss" in progress:
         parts.append(f"loss {format_number(progress['loss'])}")
     parts += format_rates(progress, brief=True)
