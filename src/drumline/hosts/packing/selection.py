@@ -201,7 +201,7 @@ class Selection:
                     break
                 raise CodeError(
                     f"code: {self._folder} holds more than {format_size(self._max_bytes)} since "
-                    f"{printable(name)} has grown; try again, or add it to .gitignore"
+                    f"{printable(name)} has grown; try again, or add it to .drumlineignore"
                 )
             self._progress.bytes += len(data)
             if self._progress.cancelled:
@@ -296,7 +296,7 @@ class Selection:
         if target != root and not target.startswith(root + os.sep):
             raise CodeError(
                 f"code: the link {printable(name)} points out of the folder, to "
-                f"{printable(link)}; replace it by what it points to, or add it to .gitignore"
+                f"{printable(link)}; replace it by what it points to, or add it to .drumlineignore"
             )
         return os.path.relpath(target, link_folder)
 
@@ -368,8 +368,9 @@ class Selection:
             largest = max(parts, key=lambda name: parts[name])
             raise CodeError(
                 f"code: {self._folder} holds {format_size(total)}, more than "
-                f"{format_size(self._max_bytes)}; the largest part is {printable(largest)} with "
-                f"{format_size(parts[largest])}: add it to .gitignore, or keep data in a bucket"
+                f"{format_size(self._max_bytes)}; the largest part is {printable(largest)} "
+                f"with {format_size(parts[largest])}: add it to .drumlineignore, or keep data in a "
+                "bucket"
             )
 
 
