@@ -220,6 +220,24 @@ def test_show_prints_result_and_duration(a_job: Make) -> None:
     ]
 
 
+def test_an_error_that_earlier_attempts_had_is_printed_once(failed: dict[str, Any]) -> None:
+    error = "train.py:27  ValueError: no arrays"
+    failed |= {"status": "SUCCEEDED", "ended": NOON, "cause": None}
+    for number, attempt in enumerate(failed["attempts"]):
+        attempt |= {"detail": f"on host {number} of 4: {error}"}
+    failed["attempts"].insert(1, failed["attempts"][0] | {"outcome": "preempted", "detail": "x"})
+    failed["attempts"].append(failed["attempts"][1])
+    lines = show_lines(failed, now=NOON + 60 * 200)
+    texts = [line.partition(" → 14:")[2][4:] for line in lines if " → 14:" in line]
+    assert texts == [
+        f"program failed on host 0 of 4: {error}",
+        "preempted: x",
+        "program failed on host 1 of 4 (same error)",
+        "program failed on host 2 of 4 (same error)",
+        "preempted: x",
+    ]
+
+
 def test_show_prints_since_when_a_program_was_stuck(failed: dict[str, Any]) -> None:
     course = {"step": 151, "stepped_at": NOON + 60 * 122}
     failed["attempts"][0] |= {"outcome": "stuck", "detail": "stuck: no step", "course": course}

@@ -30,6 +30,7 @@ from drumline.cli.rendering.views import (
 
 LABEL_WIDTH = 9
 MAX_ATTEMPTS = 12
+_FAILURES = ("program failed", "set-up failed")
 MAX_TAIL_LINES = 10
 MAX_OUTPUT_PROBLEMS = 5
 # A shorter pause between two attempts is the normal duration of a new request.
@@ -177,6 +178,7 @@ def _attempt_lines(job: Job, now: float) -> list[str]:
         skipped = range(3, len(attempts) - (MAX_ATTEMPTS - 3))
     digits = len(str(len(attempts)))
     cause, same_errors = _cause_suffix(job), 0
+    printed_errors: set[str] = set()
     zones = max((len(sanitize(attempt.get("zone") or DASH)) for attempt in attempts), default=0)
     for index, attempt in enumerate(attempts):
         if index in skipped:
@@ -194,6 +196,10 @@ def _attempt_lines(job: Job, now: float) -> list[str]:
             # The section `cause` has this error, so it is not repeated for every attempt.
             text = text.removesuffix(cause) + (" (same error)" if same_errors else "")
             same_errors += 1
+        elif outcome in _FAILURES:
+            where, _, error = text.partition(": ")
+            text = f"{where} (same error)" if error in printed_errors else text
+            printed_errors |= {error} - {""}
         if outcome == "stuck":
             is_last = index == len(attempts) - 1 and job["status"] in ENDED
             text = f"{_last_step(attempt, now)}: stuck, {'ended' if is_last else 'restarted'}"
