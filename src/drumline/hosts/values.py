@@ -136,6 +136,8 @@ def program_message(program: ShellProgram, assignment: HostAssignment) -> Prepar
         "DRUMLINE_ACCELERATOR": program.accelerator,
         "DRUMLINE_CONTAINER": container,
     }
+    if program.slice_life is not None:
+        variables["DRUMLINE_SLICE_LIFE"] = f"{program.slice_life:.1f}"
     host_program = HostProgram(
         run=program.run,
         environment=dict(program.environment),

@@ -1,3 +1,5 @@
+import pytest
+
 from drumline.jobs.core.availability import (
     CROWDED,
     FIRST_BACKOFF,
@@ -7,7 +9,12 @@ from drumline.jobs.core.availability import (
     ZoneBackoff,
 )
 from drumline.jobs.core.state import Candidate
-from drumline.jobs.core.zone_history import EARLY_LOSS, RECOVERY_SECONDS, ZoneEvent
+from drumline.jobs.core.zone_history import (
+    EARLY_LOSS,
+    RECOVERY_SECONDS,
+    USUAL_LIFE,
+    ZoneEvent,
+)
 from drumline.observed import FaultKind
 
 HERE = Candidate("v4-8", "us-central2-b")
@@ -111,3 +118,39 @@ def test_requests_that_fail_together_count_once_in_the_history() -> None:
         zones.record_shortage(HERE, "no capacity", waited=600.0)
     zones.record_shortage(Candidate("v4-16", "us-east1-d"), "denied", fault=FaultKind.DENIED)
     assert [event.seconds for _, event in events] == [600.0]
+
+
+def test_the_life_of_slices_is_unknown_until_one_is_lost() -> None:
+    zones = availability([], [0.0])
+    assert zones.mean_life(HERE) is None
+    zones.record_grant(HERE, 60.0)
+    assert zones.mean_life(HERE) is None
+    zones.record_loss(HERE, 600.0)
+    assert zones.mean_life(HERE) is not None
+    assert zones.mean_life(Candidate("v4-16", "us-east1-d")) is None
+
+
+def test_a_single_early_loss_does_not_decide_the_life_of_slices() -> None:
+    zones = availability([], [0.0])
+    zones.record_grant(HERE, 60.0)
+    zones.record_loss(HERE, 30.0)
+    assert zones.mean_life(HERE) == (USUAL_LIFE + 30.0) / 2
+
+
+def test_the_life_of_slices_approaches_the_mean_of_many_lost_ones() -> None:
+    zones = availability([], [0.0])
+    for _ in range(20):
+        zones.record_grant(HERE, 60.0)
+        zones.record_loss(HERE, 600.0)
+        zones.record_grant(HERE, 60.0)
+        zones.record_loss(HERE, 6 * 3600.0)
+    assert zones.mean_life(HERE) == pytest.approx(3.05 * 3600.0, rel=0.05)
+
+
+def test_slices_that_are_not_lost_lengthen_the_life_of_slices() -> None:
+    zones = availability([], [0.0])
+    for number in range(40):
+        zones.record_grant(HERE, 60.0)
+        if number % 4 == 0:
+            zones.record_loss(HERE, 1200.0)
+    assert zones.mean_life(HERE) == (USUAL_LIFE + 40 * 1200.0) / 11

@@ -25,8 +25,17 @@ ChangeJob = Callable[[str, Callable[[Record], Decision | None], StoredSpec | Non
 """The type of `Supervisor.change`."""
 
 
-def build_program(record: Record, attempt: int, placement: Placement, folders: Folders) -> Program:
-    """Return everything that the hosts of a placement need for an attempt."""
+def build_program(
+    record: Record,
+    attempt: int,
+    placement: Placement,
+    folders: Folders,
+    slice_life: float | None = None,
+) -> Program:
+    """Return everything that the hosts of a placement need for an attempt.
+
+    `slice_life` is the mean life of slices like this one in seconds; None if it is unknown.
+    """
     spec = record.spec
     job_id = record.job.id
     archive = spec.archive
@@ -55,6 +64,7 @@ def build_program(record: Record, attempt: int, placement: Placement, folders: F
         checkpoint=spec.checkpoints_of(job_id),
         owner=record.job.owner,
         fence=current.fence if current and current.number == attempt else 0,
+        slice_life=slice_life,
         interpreter=Path(spec.interpreter) if spec.interpreter else None,
     )
 

@@ -20,7 +20,7 @@ from drumline.jobs.controller.host_history import HostHistory
 from drumline.jobs.controller.polling import ZonePolls
 from drumline.jobs.controller.program import build_program
 from drumline.jobs.controller.tasks import BackgroundTasks
-from drumline.jobs.core.state import AddressError, Job, Placement
+from drumline.jobs.core.state import AddressError, Candidate, Job, Placement
 from drumline.jobs.folders import Folders, trim_logs
 from drumline.jobs.store.records import Record
 from drumline.observed import HostPhase, HostReport, ListedPlacement, Refusal
@@ -46,9 +46,14 @@ class Sessions:
         folders: Folders,
         host_history: HostHistory,
         clock: Callable[[], float],
+        mean_life: Callable[[Candidate], float | None],
     ) -> None:
-        """`host_history` decides which hosts may be used."""
+        """`host_history` decides which hosts may be used.
+
+        `mean_life` returns the mean life of slices of a zone and accelerator in seconds, or None.
+        """
         self._runner = runner
+        self._mean_life = mean_life
         self._host_history = host_history
         self._config = config
         self._folders = folders
@@ -116,7 +121,9 @@ class Sessions:
         assert key is not None
         job_id, number = key
         self._sessions[key] = session = self._runner.session(
-            build_program(record, number, placement, self._folders),
+            build_program(
+                record, number, placement, self._folders, self._mean_life(placement.candidate)
+            ),
             placement.name,
             hosts,
             logs=self._folders.logs(job_id, number),

@@ -15,9 +15,11 @@ from drumline.jobs.core.state import Candidate, Job, Role, ZoneStatus
 from drumline.jobs.core.zone_history import (
     EARLY_LOSS,
     MAX_EVENTS,
+    USUAL_LIFE,
     ZoneEvent,
     ZoneEventType,
     ZoneSummary,
+    mean_life,
     summarize,
 )
 from drumline.observed import FaultKind
@@ -129,10 +131,11 @@ class Availability:
     ) -> None:
         """Continue with the `events` of earlier servers. `on_event` saves a new one.
 
-        `scale` is a factor on each backoff, and on the time in which a loss is early.
+        `scale` is a factor on each backoff, on the time in which a loss is early, and on the usual
+        life of slices.
         """
         self._backoff = ZoneBackoff(scale=scale)
-        self._early_loss = EARLY_LOSS * scale
+        self._early_loss, self._usual_life = EARLY_LOSS * scale, USUAL_LIFE * scale
         self._clock = clock
         self._on_event = on_event
         self._events = {
@@ -177,6 +180,10 @@ class Availability:
         """Return what was seen of a zone and accelerator."""
         events = self._events.get(candidate, ())
         return summarize([*events], self._clock(), self._early_loss)
+
+    def mean_life(self, candidate: Candidate) -> float | None:
+        """Return the mean life of slices of a zone and accelerator; None without a lost slice."""
+        return mean_life(self._events.get(candidate, ()), self._usual_life)
 
     def record_request(self, candidate: Candidate) -> None:
         """Count one more waiting request."""

@@ -8,7 +8,7 @@ loss, and recovers within an hour.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
+from statistics import mean, median
 
 EARLY_LOSS = 900.0
 """A slice that is lost within this time counts against its zone. Most slices that live for 15
@@ -19,6 +19,9 @@ RECOVERY_SECONDS = 3600.0
 """Seconds in which the health of a zone recovers from 0 to 1."""
 HEALTHY = 0.5
 """The health from which a zone is reliable: two failures within a few minutes are too many."""
+USUAL_LIFE = 2 * 3600.0
+"""The life in seconds that a slice is assumed to have if nothing is known. Training assumes the
+same, see train/save_interval.py."""
 MAX_EVENTS = 50
 """The newest events of a zone and accelerator that count."""
 
@@ -91,3 +94,24 @@ def summarize(events: Sequence[ZoneEvent], now: float, early_loss: float) -> Zon
 
 def _recovered(health: float, seconds: float) -> float:
     return min(1.0, health + max(0.0, seconds) / RECOVERY_SECONDS)
+
+
+def mean_life(events: Sequence[ZoneEvent], usual_life: float) -> float | None:
+    """Estimate the mean life of slices of a zone and accelerator, or return None without a loss.
+
+    The estimate is the time that slices lived, divided by the number of losses. It is not the mean
+    of the lost slices alone, because those that their jobs released had lived without a loss. Their
+    lives are not recorded, so each counts with the mean of the lost slices. One more slice that was
+    lost after `usual_life` seconds is counted, so that a single early loss does not decide.
+
+    The interval between checkpoints depends on this ratio alone, whatever the distribution of the
+    lives, as long as most slices live longer than an interval. A median would ignore the slices
+    that live for hours.
+    """
+    lives = [event.seconds for event in events if event.kind is ZoneEventType.LOST]
+    grants = sum(event.kind is ZoneEventType.GRANTED for event in events)
+    if not lives:
+        return None
+    # The grants of some lost slices may be older than the events that are kept.
+    slices = max(grants, len(lives))
+    return (usual_life + slices * mean(lives)) / (1 + len(lives))
