@@ -7,6 +7,7 @@ All runs share two processes, because starting a process is slow. The results ar
 """
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 import drumline.distributed
 from drumline.train import Data, fingerprint, fit
+from drumline.train.save_interval import VARIABLE
 from tests.train.toy import ROWS, Slow, toy
 
 
@@ -31,10 +33,17 @@ def main(folder: Path) -> int:
     data_with_bad_row = Data(Slow(0.0, rows), batch=16, shuffle=False)
     stopped_run = fit(replace(toy(6, mesh=-1), data=data_with_bad_row), checkpoint=None)
 
+    # Each host knows another life of slices, and has other times of steps and saves.
+    os.environ[VARIABLE] = ("1e6", "0.05")[host]
+    auto_recipe = toy(12, mesh=-1, save_every="auto", keep_last=100)
+    auto_run = fit(auto_recipe, checkpoint=folder / "auto")
+
     (folder / f"result-{host}.json").write_text(
         json.dumps(
             {
                 "whole": fingerprint(two_host_run.state),
+                "auto": fingerprint(auto_run.state),
+                "save_every": auto_run.metrics["save_every"],
                 "loss": two_host_run.metrics["loss"],
                 "report": stopped_run.report,
                 "ending": stopped_run.ending.exit_code,

@@ -81,6 +81,13 @@ def test_two_hosts_train_together_find_a_bad_row_and_stop_together(tmp_path: Pat
         "step 4: non-finite value from batch 3, first on host 1 of 2"
     )
 
+    # The hosts chose the same steps to save, although they measure different times.
+    assert results[0]["auto"] == results[0]["whole"]
+    auto_steps = {int(path.name) for path in (tmp_path / "auto").iterdir() if path.name.isdigit()}
+    assert 2 in auto_steps, "the shortest life of slices counts"
+    assert "saving every " in outputs[0]
+    assert "saving every " not in outputs[1]
+
     # One host with the same rows in the same order gives the same results.
     one_host_run = fit(toy(12, mesh=8, save_every=6), checkpoint=tmp_path / "alone")
     assert results[0]["loss"] == pytest.approx(

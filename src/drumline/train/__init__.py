@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Model,
         Params,
         Recipe,
+        SaveEvery,
         Settings,
     )
     from drumline.train.state import State
@@ -49,6 +50,7 @@ __all__ = [
     "Params",
     "Recipe",
     "Result",
+    "SaveEvery",
     "Settings",
     "State",
     "data",
@@ -71,6 +73,7 @@ _MODULES = {
     "Params": "recipe",
     "Recipe": "recipe",
     "Result": "loop",
+    "SaveEvery": "recipe",
     "Settings": "recipe",
     "State": "state",
     "fingerprint": "checksums",

@@ -10,6 +10,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -120,12 +121,14 @@ def parse_value(name: str, text: str, annotation: Any) -> Any:
         if text.lower() == "none" and type(None) in get_args(annotation):
             return None
         members = [member for member in get_args(annotation) if member is not type(None)]
+        if len(members) == 1:
+            return parse_value(name, text, members[0])
         for member in members:
-            try:
+            with suppress(UserError):
                 return parse_value(name, text, member)
-            except UserError as error:
-                if member is members[-1]:
-                    raise error from None
+        kinds = [member for member in members if member is not int or float not in members]
+        expected = " or ".join(map(_describe, kinds))
+        raise UserError(f"--set {name}={text}: {text!r} is not {expected}")
     if get_origin(annotation) is Literal:
         choices = get_args(annotation)
         matches = [value for value in choices if str(value) == text]
@@ -149,6 +152,13 @@ def parse_value(name: str, text: str, annotation: Any) -> Any:
     raise UserError(f"--set {name}: a {type_name} cannot be set here; change it in the file")
 
 
+def _describe(annotation: Any) -> str:
+    """Return a noun for the values of an annotation: `a whole number`, `auto`."""
+    if get_origin(annotation) is Literal:
+        return " or ".join(map(str, get_args(annotation)))
+    return _DESCRIPTIONS.get(annotation) or _type_name(annotation)
+
+
 def _parse_int(text: str) -> int:
     """Parse `1000`, `1_000` or `1e3`."""
     try:
@@ -163,4 +173,6 @@ def _parse_int(text: str) -> int:
 def _type_name(annotation: Any) -> str:
     if isinstance(annotation, type):
         return annotation.__name__
+    if get_origin(annotation) in (typing.Union, types.UnionType):
+        return " | ".join(map(_type_name, get_args(annotation)))
     return str(annotation).replace("typing.", "")

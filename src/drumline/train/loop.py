@@ -35,6 +35,7 @@ from drumline.train.multihost import catch_sigterm, connect_hosts
 from drumline.train.plan import Plan, make_plan
 from drumline.train.recipe import Recipe
 from drumline.train.reporting import RunLog, RunProgress
+from drumline.train.save_interval import SaveSchedule, make_schedule
 from drumline.train.state import State, step_number
 from drumline.train.steps.bad_batches import BadBatches
 from drumline.train.steps.evaluation import Evaluator
@@ -106,12 +107,12 @@ def _train(run: "_Run", recipe: Recipe, allow_changes: bool) -> Result:
     while pipeline.step < recipe.steps:
         pipeline.dispatch_step()
         # Before a checkpoint, an evaluation or a check, read the metrics of all steps.
-        event = run.read_steps(lag=0 if plan.pauses_after(pipeline.step) else LAG)
+        event = run.read_steps(lag=0 if run.pauses_after(pipeline.step) else LAG)
         if event.stop and not plan.is_last(pipeline.step):
             # All hosts have dispatched the same steps. Read the rest of them, save and stop.
             event = run.read_steps(lag=0)
             if event.nonfinite is None or run.skip_batch(event.nonfinite):
-                run.save()
+                run.save(last=True)
             return run.finish(Ending.STOPPED)
         if event.nonfinite is not None and not run.skip_batch(event.nonfinite):
             if not run.roll_back(event.nonfinite):
@@ -122,8 +123,10 @@ def _train(run: "_Run", recipe: Recipe, allow_changes: bool) -> Result:
         # Skipping a batch may have rewound the pipeline, so look at its current step.
         if plan.checks_after(pipeline.step) and pipeline.idle:
             run.check()
-        if plan.saves_after(pipeline.step) and pipeline.idle:
-            run.save()
+        if run.saves.meets_after(pipeline.step) and pipeline.idle:
+            run.saves.meet(pipeline.step)
+        if run.saves_after(pipeline.step) and pipeline.idle:
+            run.save(last=plan.is_last(pipeline.step))
         if plan.evaluates_after(pipeline.step) and pipeline.idle:
             run.evaluate()
     if not run.progress.metrics:
@@ -156,6 +159,21 @@ class _Run:
     log: RunLog
     bad_batches: BadBatches
     hardware: HardwareChecks
+    saves: SaveSchedule
+
+    def saves_after(self, step: int) -> bool:
+        """Return True if a checkpoint is written after this step."""
+        return self.plan.is_last(step) or self.saves.saves_after(step)
+
+    def pauses_after(self, step: int) -> bool:
+        """Return True if the run must read all metrics before it continues after this step."""
+        plan = self.plan
+        return (
+            self.saves_after(step)
+            or self.saves.meets_after(step)
+            or plan.evaluates_after(step)
+            or plan.checks_after(step)
+        )
 
     def restore(self, allow_changes: bool) -> None:
         """Restore the newest checkpoint and compare its recipe with the current recipe."""
@@ -215,13 +233,20 @@ class _Run:
         self.goodput.clock.end_pause()
         return verified
 
-    def save(self) -> None:
-        """Check the state and start to save it, unless this step has been saved already."""
+    def save(self, *, last: bool) -> None:
+        """Check the state and start to save it, unless this step has been saved already.
+
+        `last`: the run ends after this step.
+        """
         step = self.pipeline.step
         if self.checkpoints.needs_save(step):
+            self.saves.begin_save()
             verified = self.check()
             state, position = self.pipeline.state, self.pipeline.position
-            self.checkpoints.save(step, state, position, checked=verified)
+            waited = self.checkpoints.save(step, state, position, checked=verified)
+            if not last:
+                self.saves.end_save(step, waited, self.checkpoints.write_seconds)
+                self.goodput.clock.end_pause()
 
     def evaluate(self) -> None:
         """Evaluate the parameters and report the metrics."""
@@ -258,6 +283,7 @@ class _Run:
         self.pipeline.restart(saved)
         self.hardware.restart()
         self.goodput.resume(self.pipeline.step)
+        self.saves.restart(self.pipeline.step)
         self.progress.send_heartbeat(self.pipeline.step, {})
         return saved
 
@@ -299,11 +325,28 @@ def _open_run(
     cleanup.push(checkpoints.finish_after_error)
     cleanup.callback(pipeline.close)
     fenced = folder is not None and is_fenced(folder)
-    progress = RunProgress(plan, log, goodput, lambda: checkpoints.committed, fenced=fenced)
+    saves = SaveSchedule(None) if folder is None else make_schedule(recipe.settings, log.message)
+    progress = RunProgress(
+        plan,
+        log,
+        goodput,
+        lambda: checkpoints.committed,
+        lambda: saves.interval,
+        fenced=fenced,
+    )
     bad_batches = BadBatches(plan, log.message)
     hardware = HardwareChecks(plan, pipeline, checkpoints, log.message)
     if pipeline.warning:
         log.message(pipeline.warning)
     return _Run(
-        plan, pipeline, evaluator, goodput, checkpoints, progress, log, bad_batches, hardware
+        plan,
+        pipeline,
+        evaluator,
+        goodput,
+        checkpoints,
+        progress,
+        log,
+        bad_batches,
+        hardware,
+        saves,
     )

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import FrameType
@@ -78,6 +78,14 @@ def failed_hosts(ok: bool) -> list[int]:
         return [] if ok else [0]
     flags = np.asarray(multihost_utils.process_allgather(np.int32(ok)))
     return [host for host, flag in enumerate(flags.reshape(-1)) if not flag]
+
+
+def max_over_hosts(values: Sequence[float]) -> list[float]:
+    """Return, on every host, the largest of each value over all hosts."""
+    if jax.process_count() == 1:
+        return list(values)
+    gathered = np.asarray(multihost_utils.process_allgather(np.asarray(values, np.float32)))
+    return [float(value) for value in gathered.reshape(-1, len(values)).max(axis=0)]
 
 
 # The request to stop ------------------------------------------------------------------------------

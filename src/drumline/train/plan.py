@@ -44,10 +44,6 @@ class Plan:
         """Return True if this is the last step of the run."""
         return step == self.recipe.steps
 
-    def saves_after(self, step: int) -> bool:
-        """Return True if a checkpoint is written after this step."""
-        return self.is_last(step) or step % self.recipe.settings.save_every == 0
-
     def evaluates_after(self, step: int) -> bool:
         """Return True if an evaluation runs after this step."""
         interval = self.recipe.settings.evaluate_every
@@ -57,10 +53,6 @@ class Plan:
         """Return True if devices are compared after this step."""
         interval = self.recipe.settings.check_every
         return interval is not None and (self.is_last(step) or step % interval == 0)
-
-    def pauses_after(self, step: int) -> bool:
-        """Return True if the run must read all metrics before it continues after this step."""
-        return self.saves_after(step) or self.evaluates_after(step) or self.checks_after(step)
 
     def logs(self, step: int) -> bool:
         """Return True if the metrics of this step are logged."""

@@ -23,6 +23,8 @@ Batch = Any
 """A pytree of arrays. Their first dimension is the row of the global batch."""
 Metrics = dict[str, jax.Array]
 NanPolicy = Literal["stop", "skip", "rollback"]
+SaveEvery = int | Literal["auto"]
+"""The interval between checkpoints in steps, or the choice of an interval during the run."""
 
 
 class Model(Protocol):
@@ -122,7 +124,9 @@ class Settings:
     """Checkpoints, logging and hardware checks of a run. All intervals are in steps."""
 
     seed: int = 0
-    save_every: int = 100
+    save_every: SaveEvery = 100
+    """With "auto" the interval follows from the time for which a save holds up training and the
+    life of slices (save_interval.py)."""
     keep_last: int = 3
     keep_every: int | None = None
     """Checkpoints at multiples of this step are never removed."""
@@ -147,8 +151,12 @@ class Settings:
         """Reject invalid settings."""
         for name in _INTERVALS:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name}: {value} is not a number of steps; use 1 or more")
+            allows_auto = name == "save_every"
+            if value is None or (allows_auto and value == "auto"):
+                continue
+            if isinstance(value, str) or value < 1:
+                choices = "1 or more, or auto" if allows_auto else "1 or more"
+                raise UserError(f"{name}: {value} is not a number of steps; use {choices}")
         for name in ("alarm_loss", "alarm_norm"):
             factor = getattr(self, name)
             if factor is not None and not factor > 1:

@@ -42,18 +42,20 @@ class RunProgress:
         log: "RunLog",
         goodput: Goodput,
         committed: Callable[[], int | None],
+        save_interval: Callable[[], int | None],
         *,
         fenced: bool = False,
     ) -> None:
         """`committed` returns the step of the newest complete checkpoint.
 
+        `save_interval` returns the steps between two checkpoints if the run chooses them.
         `fenced` is True if the run has claimed its checkpoint folder for the job manager.
         """
         self._fenced = fenced
         self.metrics: dict[str, float] = {}
         """The newest value of each metric, of training and of evaluation."""
         self._plan, self._log, self._goodput = plan, log, goodput
-        self._committed = committed
+        self._committed, self._save_interval = committed, save_interval
         self._throughput: dict[str, float | None] = {}
         self._logged_step = self._evaluated_step = 0
         self._heartbeat_at = 0.0
@@ -105,10 +107,12 @@ class RunProgress:
         model, batch = self._plan.recipe.model, self._plan.abstract_batch
         steps_per_second = self._goodput.clock.steps_per_second()
         devices = list(self._plan.mesh.devices.flat)
+        interval = self._save_interval()
         return {
             "rate": steps_per_second * model.items(batch) or None,
             "mfu": mfu(steps_per_second * model.flops(batch), devices),
             "goodput": self._goodput.value(now),
+            **({"save_every": interval} if interval else {}),
         }
 
 
@@ -245,7 +249,7 @@ class _ProgressBar:
 
 def format_metrics(metrics: Mapping[str, float]) -> list[str]:
     """Format metrics, without the throughput: `loss 0.412`."""
-    excluded = ("rate", "mfu", "goodput", "grad_norm")
+    excluded = ("rate", "mfu", "goodput", "save_every", "grad_norm")
     return [f"{k.replace('_', ' ')} {v:.4g}" for k, v in metrics.items() if k not in excluded]
 
 

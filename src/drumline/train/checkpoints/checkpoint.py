@@ -19,6 +19,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ class Checkpoints:
         """
         self.committed: int | None = None
         """The newest complete checkpoint, as far as this host knows."""
+        self.write_seconds = 0.0
+        """The seconds from the start of the newest save until its checkpoint was complete."""
         self._folder = epath.Path(folder)
         self._keep, self._log, self._fence = keep, log, fence
         self._damaged: set[int] = set()
@@ -126,9 +129,14 @@ class Checkpoints:
 
     def save(
         self, step: int, saved: Saved, mesh: Mesh, on_commit: Callable[[], None] = lambda: None
-    ) -> None:
-        """Start to write a checkpoint. Return as soon as the state may change."""
+    ) -> float:
+        """Start to write a checkpoint. Return as soon as the state may change.
+
+        Return the seconds that this waited for the previous checkpoint.
+        """
+        began_at = time.monotonic()
         self.wait()
+        waited = time.monotonic() - began_at
         replaces = step in self._suspects | self._damaged
         if step not in self._steps and step in self._abandoned:
             self._claims[step] = self._claim
@@ -158,9 +166,13 @@ class Checkpoints:
                     raise
                 raise explanation from error
         self._commit_thread = threading.Thread(
-            target=self._commit, args=(step, on_commit), name="checkpoint", daemon=True
+            target=self._commit,
+            args=(step, on_commit, began_at + waited),
+            name="checkpoint",
+            daemon=True,
         )
         self._commit_thread.start()
+        return waited
 
     def wait(self) -> None:
         """Wait for the checkpoint in progress. Raises an error of the background thread."""
@@ -378,10 +390,11 @@ class Checkpoints:
 
     # Writing --------------------------------------------------------------------------------------
 
-    def _commit(self, step: int, on_commit: Callable[[], None]) -> None:
+    def _commit(self, step: int, on_commit: Callable[[], None], began_at: float) -> None:
         """Wait for a checkpoint in the background, then remove those that are no longer kept."""
         try:
             self._writer.wait_until_finished()
+            self.write_seconds = time.monotonic() - began_at
             steps = self._steps | {step}
             keep = self._keep(steps - self._damaged | {step}) | self._fallback(step)
             obsolete = (steps - keep) & self._owned

@@ -152,17 +152,26 @@ class RunCheckpoints:
         """Return True if there is a folder and the state of this step is not in it."""
         return self._folder is not None and step != self._saved_step
 
-    def save(self, step: int, state: State, position: int, *, checked: bool) -> None:
-        """Start to save a checkpoint, unless this state has been saved."""
+    @property
+    def write_seconds(self) -> float:
+        """The seconds for which the newest complete checkpoint was written; 0 if there is none."""
+        return self._folder.checkpoints.write_seconds if self._folder else 0.0
+
+    def save(self, step: int, state: State, position: int, *, checked: bool) -> float:
+        """Start to save a checkpoint, unless this state has been saved.
+
+        Return the seconds that this waited for the previous checkpoint.
+        """
         if self._folder is None or not self.needs_save(step):
-            return
+            return 0.0
         history = self._goodput.add_checkpoint(step)
         saved = Saved(state, position, self._folder.provenance, checked)
         write = partial(write_history, self._folder.path, history)
         on_commit = write if jax.process_index() == 0 else lambda: None
-        self._folder.checkpoints.save(step, saved, self._plan.mesh, on_commit)
+        waited = self._folder.checkpoints.save(step, saved, self._plan.mesh, on_commit)
         self._saved_step = step
         self._goodput.clock.end_pause()
+        return waited
 
     def close(self) -> None:
         """Wait until every checkpoint is complete."""
