@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from drumline.models import MLP
-from drumline.train import Data, Evaluation, Recipe, Settings, data
+from drumline.train import Data, Evaluation, Recipe, SaveEvery, Settings, data
 
 DIGITS = Path(__file__).parent / "data" / "digits.npz"
 
@@ -26,7 +26,7 @@ def digits(split: str, batch: int) -> Data:
 
 
 def recipe(
-    *, steps: int = 200, batch: int = 128, learning_rate: float = 2e-3, save_every: int = 50
+    *, steps: int = 200, batch: int = 128, learning_rate: float = 2e-3, save_every: SaveEvery = 50
 ) -> Recipe:
     """Return the recipe."""
     return Recipe(

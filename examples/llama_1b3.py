@@ -14,7 +14,7 @@ from llama_350m import adamw, texts
 
 from drumline.models import llama_1b3
 from drumline.models.remat import Remat
-from drumline.train import Recipe, Settings
+from drumline.train import Recipe, SaveEvery, Settings
 
 
 def recipe(
@@ -25,7 +25,7 @@ def recipe(
     steps: int = 50_000,
     batch: int = 256,
     learning_rate: float = 2e-4,
-    save_every: int = 500,
+    save_every: SaveEvery = 500,
 ) -> Recipe:
     """Return the recipe."""
     decoder = llama_1b3(layout="fsdp+tensor", scan_layers=True, remat=remat)
@@ -35,5 +35,7 @@ def recipe(
         data=texts(tokens, decoder, batch),
         mesh={"data": -1, "model": model},
         steps=steps,
-        settings=Settings(save_every=save_every, keep_every=10 * save_every),
+        settings=Settings(
+            save_every=save_every, keep_every=5000 if save_every == "auto" else 10 * save_every
+        ),
     )

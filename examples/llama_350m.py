@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from drumline.models import LM, llama_350m
-from drumline.train import Data, Recipe, Settings, data
+from drumline.train import Data, Recipe, SaveEvery, Settings, data
 
 LENGTH = 2048
 
@@ -25,7 +25,7 @@ def recipe(
     steps: int = 20_000,
     batch: int = 256,
     learning_rate: float = 3e-4,
-    save_every: int = 500,
+    save_every: SaveEvery = 500,
 ) -> Recipe:
     """Return the recipe."""
     model = llama_350m(layout="fsdp")
@@ -35,7 +35,9 @@ def recipe(
         data=texts(tokens, model, batch),
         mesh={"data": -1},
         steps=steps,
-        settings=Settings(save_every=save_every, keep_every=10 * save_every),
+        settings=Settings(
+            save_every=save_every, keep_every=5000 if save_every == "auto" else 10 * save_every
+        ),
     )
 
 

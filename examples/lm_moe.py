@@ -16,11 +16,11 @@ import optax
 from lm_tiny import sums
 
 from drumline.models import LM
-from drumline.train import Evaluation, Recipe, Settings
+from drumline.train import Evaluation, Recipe, SaveEvery, Settings
 
 
 def recipe(
-    *, steps: int = 300, batch: int = 32, learning_rate: float = 1e-2, save_every: int = 100
+    *, steps: int = 300, batch: int = 32, learning_rate: float = 1e-2, save_every: SaveEvery = 100
 ) -> Recipe:
     """Return the recipe."""
     model = LM(

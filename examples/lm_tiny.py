@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from drumline.models import LM
-from drumline.train import Data, Evaluation, Recipe, Settings, data
+from drumline.train import Data, Evaluation, Recipe, SaveEvery, Settings, data
 
 SYMBOLS = "0123456789+=;"
 SUMS_PER_ROW = 4
@@ -30,7 +30,7 @@ def sums(rows: int, batch: int, seed: int) -> Data:
 
 
 def recipe(
-    *, steps: int = 300, batch: int = 32, learning_rate: float = 1e-2, save_every: int = 100
+    *, steps: int = 300, batch: int = 32, learning_rate: float = 1e-2, save_every: SaveEvery = 100
 ) -> Recipe:
     """Return the recipe."""
     model = LM(

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from drumline.models import vit_b16
-from drumline.train import Data, Recipe, Settings, data
+from drumline.train import Data, Recipe, SaveEvery, Settings, data
 
 
 def recipe(
@@ -23,7 +23,7 @@ def recipe(
     steps: int = 90_000,
     batch: int = 1024,
     learning_rate: float = 1e-3,
-    save_every: int = 1000,
+    save_every: SaveEvery = 1000,
 ) -> Recipe:
     """Return the recipe."""
     rate = optax.warmup_cosine_decay_schedule(0.0, learning_rate, steps // 10, steps)

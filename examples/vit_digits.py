@@ -11,11 +11,11 @@ import optax
 from digits import digits
 
 from drumline.models import ViT
-from drumline.train import Evaluation, Recipe, Settings
+from drumline.train import Evaluation, Recipe, SaveEvery, Settings
 
 
 def recipe(
-    *, steps: int = 400, batch: int = 128, learning_rate: float = 6e-3, save_every: int = 100
+    *, steps: int = 400, batch: int = 128, learning_rate: float = 6e-3, save_every: SaveEvery = 100
 ) -> Recipe:
     """Return the recipe."""
     model = ViT(
