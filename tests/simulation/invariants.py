@@ -16,7 +16,7 @@ from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     DesiredState,
     Job,
-    Role,
+    PlacementRole,
     Status,
 )
 from tests.simulation.cloud import SimulatedCloud
@@ -229,7 +229,7 @@ class Invariants:
         service = self._server.service
         for record in service.supervisor.records.values() if service else ():
             job = record.job
-            active = [p.name for p in job.placements if p.role is Role.ACTIVE]
+            active = [p.name for p in job.placements if p.role is PlacementRole.ACTIVE]
             if len(active) > 1:
                 self._environment.fail(f"{job.id} uses {' and '.join(active)} at the same time")
             started = job.attempt.running_at if job.attempt else None

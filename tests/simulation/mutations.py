@@ -25,7 +25,7 @@ from drumline.jobs.core.state import (
     Job,
     OldProgram,
     PlacementObservation,
-    Role,
+    PlacementRole,
 )
 from drumline.jobs.core.steps import Steps
 from drumline.jobs.folders import Folders
@@ -391,7 +391,7 @@ def all_ready_slices_become_active() -> AbstractContextManager[Any]:
     real = requests._take_ready_slices
 
     def take(job: Job, placement: Any, *rest: Any) -> Decision:
-        actives = tuple(p for p in job.placements if p.role is Role.ACTIVE)
+        actives = tuple(p for p in job.placements if p.role is PlacementRole.ACTIVE)
         decision = real(job.drop(*actives), placement, *rest)
         restored = replace(decision.job, placements=(*actives, *decision.job.placements))
         return replace(decision, job=restored)

@@ -15,7 +15,7 @@ from drumline.jobs.core.state import (
     Observations,
     Placement,
     PlacementObservation,
-    Role,
+    PlacementRole,
     Status,
     ZoneStatus,
 )
@@ -152,7 +152,7 @@ def test_a_job_asks_in_three_zones_and_the_first_whose_hosts_answer_wins() -> No
     assert race.names(EffectKind.RELEASE) == []
     race.answers()
     assert race.names(EffectKind.RELEASE) == ["zone-a", "zone-c"]
-    assert [placement.role for placement in race.job.placements] == [Role.ACTIVE]
+    assert [placement.role for placement in race.job.placements] == [PlacementRole.ACTIVE]
 
 
 def test_of_two_slices_that_are_ready_in_the_same_second_one_runs_the_program() -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from drumline.hosts.log_segments import MIN_LIMIT, LogWriter
-from drumline.jobs.core.state import Attempt, Candidate, Job, Placement, Role, Status
+from drumline.jobs.core.state import Attempt, Candidate, Job, Placement, PlacementRole, Status
 from drumline.jobs.folders import Folders, trim_logs
 from drumline.jobs.server.logs import LogQuery, stream_logs
 from drumline.jobs.server.service import JobService
@@ -95,7 +95,7 @@ class Shelf:
             status=Status.RUNNING,
             attempts=1,
             attempt=Attempt(1, 0.0),
-            placements=(Placement("dl-1", "local-a", "v4-16", 2, 0.0, Role.ACTIVE, 0.0),),
+            placements=(Placement("dl-1", "local-a", "v4-16", 2, 0.0, PlacementRole.ACTIVE, 0.0),),
         )
     )
 

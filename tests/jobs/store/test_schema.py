@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.jobs.core.state import Role
+from drumline.jobs.core.state import PlacementRole
 from drumline.jobs.store import schema
 from drumline.jobs.store.records import JobFilter, Store
 from drumline.jobs.store.schema import SchemaError
@@ -31,7 +31,11 @@ def test_a_database_from_before_steps_were_counted_is_taken_up_whole(old: Path) 
         store = Store(old)
         assert [r.name for r in store.living()] == ["kept", "runs", "waits"]
         placements = [p for r in store.living() for p in r.job.placements]
-        assert [p.role for p in placements] == [Role.ACTIVE, Role.ACTIVE, Role.REQUESTED]
+        assert [p.role for p in placements] == [
+            PlacementRole.ACTIVE,
+            PlacementRole.ACTIVE,
+            PlacementRole.REQUESTED,
+        ]
         assert [p.accepted_at is not None for p in placements] == [True, True, True]
         assert store.find(JobFilter()) == ["000001", "000002", "000003", "000004", "000005"]
         assert store.find(JobFilter(status=("SUCCEEDED", "WAITING"))) == ["000001", "000005"]
@@ -107,9 +111,9 @@ def test_the_placements_of_a_job_get_roles(old: Path, monkeypatch: pytest.Monkey
     jobs = {record.name: record.job for record in Store(old).living()}
     roles = {name: [p.role for p in job.placements] for name, job in jobs.items()}
     assert roles == {
-        "kept": [Role.ACTIVE],
-        "runs": [Role.STARTING, Role.HELD_BACK],
-        "waits": [Role.REQUESTED, Role.HELD_BACK],
+        "kept": [PlacementRole.ACTIVE],
+        "runs": [PlacementRole.STARTING, PlacementRole.HELD_BACK],
+        "waits": [PlacementRole.REQUESTED, PlacementRole.HELD_BACK],
     }
     (request,) = jobs["waits"].requests
     assert request.accepted_at is None

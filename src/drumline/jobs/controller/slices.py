@@ -25,7 +25,7 @@ from drumline.cloud.protocol import Cloud, CloudError, PlacementRequest
 from drumline.hosts.protocol import Runner
 from drumline.jobs.controller.polling import ZonePoll, ZonePolls
 from drumline.jobs.controller.tasks import BackgroundTasks, RateLimit
-from drumline.jobs.core.state import OldProgram, Placement, Role
+from drumline.jobs.core.state import OldProgram, Placement, PlacementRole
 from drumline.jobs.slice_settings import NO_SETTINGS, SliceSettings
 from drumline.jobs.store.records import Record, SliceRow, Store
 from drumline.observed import PlacementState, Refusal
@@ -389,7 +389,7 @@ class ZoneWatch:
         zones = {placement.zone for placement in self._placements()}
         zones |= {row.zone for row in self._releases.rows}
         for placement in self._placements():
-            boots = placement.role is Role.STARTING and placement.booting_at is not None
+            boots = placement.role is PlacementRole.STARTING and placement.booting_at is not None
             if boots and now - (placement.booting_at or now) < BOOT_POLL_SECONDS:
                 self._polls.poll_soon(placement.zone)
         if now - self._swept_at > SWEEP_SECONDS:
@@ -416,7 +416,7 @@ class ZoneWatch:
         operations = {
             placement.name: placement.operation
             for placement in self._placements()
-            if placement.operation and placement.role is Role.REQUESTED
+            if placement.operation and placement.role is PlacementRole.REQUESTED
         }
         poll = await self._polls.poll(zone, self._names_in(zone) | releasing, operations)
         if poll is not None:

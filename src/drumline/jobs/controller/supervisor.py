@@ -45,7 +45,7 @@ from drumline.jobs.core.state import (
     Observations,
     OldProgram,
     Placement,
-    Role,
+    PlacementRole,
     Status,
 )
 from drumline.jobs.core.zone_history import ZoneSummary
@@ -418,9 +418,9 @@ class Supervisor:
         match roles.get(placement.name):
             case None:
                 return OldProgram.UNKNOWN
-            case Role.REQUESTED | Role.STARTING:
+            case PlacementRole.REQUESTED | PlacementRole.STARTING:
                 return OldProgram.NEVER
-            case Role.HELD_BACK:
+            case PlacementRole.HELD_BACK:
                 return OldProgram.ENDED  # slices are held back only without a program
         if attempt is None:
             # An attempt ends with a confirmed stop. An adopted slice may run another's program.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drumline.chips import slice_of
-from drumline.jobs.core.state import Candidate, Job, Role, ZoneStatus
+from drumline.jobs.core.state import Candidate, Job, PlacementRole, ZoneStatus
 from drumline.jobs.core.zone_history import (
     EARLY_LOSS,
     MAX_EVENTS,
@@ -152,7 +152,7 @@ class Availability:
             placement.candidate
             for job in jobs
             for placement in job.placements
-            if placement.role is Role.REQUESTED
+            if placement.role is PlacementRole.REQUESTED
         )
         self._zones.clear()
 

@@ -52,7 +52,7 @@ from drumline.jobs.core.state import (
     Job,
     Observations,
     Placement,
-    Role,
+    PlacementRole,
     Status,
     Timeouts,
 )
@@ -401,7 +401,7 @@ def adapt_times(job: Job, now: float) -> Job:
             placement,
             asked_at=min(placement.asked_at, now),
             accepted_at=_restarted(placement.accepted_at, now)
-            if placement.role is Role.REQUESTED
+            if placement.role is PlacementRole.REQUESTED
             else _at_most(placement.accepted_at, now),
             booting_at=_restarted(placement.booting_at, now),
             ready_at=_at_most(placement.ready_at, now),

@@ -25,7 +25,7 @@ from drumline.jobs.core.state import (
     Job,
     Observations,
     Placement,
-    Role,
+    PlacementRole,
     Status,
     Timeouts,
 )
@@ -358,7 +358,7 @@ def after_preemption(
     If they were not ready and the job has requested others, its attempt continues with those.
     """
     preemptions = job.preemptions + 1
-    continues = placement.role is not Role.ACTIVE and bool(job.drop(placement).requests)
+    continues = placement.role is not PlacementRole.ACTIVE and bool(job.drop(placement).requests)
     attempt: Attempt | None = job.attempt
     ended: tuple[EndedAttempt, ...] = ()
     if attempt is not None and not continues:
@@ -505,7 +505,7 @@ def _release_or_hold_back(
         limit = min(job.turned_down // REJECTIONS_PER_HELD_BACK, MAX_HELD_BACK)
     if not idle or len(job.held_back) >= limit:
         return job.drop(placement), (Effect(EffectKind.RELEASE, placement, reason),), ()
-    job = job.put(replace(placement, role=Role.HELD_BACK))
+    job = job.put(replace(placement, role=PlacementRole.HELD_BACK))
     where = f"{placement.chips} chips in {placement.zone}"
     return job, (), (Event(EventType.PARKED, f"{placement.name} ({where}) until another runs"),)
 

@@ -37,7 +37,7 @@ from drumline.jobs.core.state import (
     Observations,
     Placement,
     PlacementObservation,
-    Role,
+    PlacementRole,
     Status,
     Timeouts,
     ZoneStatus,
@@ -362,7 +362,7 @@ def _follow(
             boot_time = format_duration(observation.at - since)
             reason = f"slice in {placement.zone} is still {state} after {boot_time}"
             return _try_next_candidate(job, placement, reason)
-        return Decision(job.put(replace(placement, role=Role.STARTING, booting_at=since)))
+        return Decision(job.put(replace(placement, role=PlacementRole.STARTING, booting_at=since)))
     waited = now - placement.asked_at
     asked = {request.candidate for request in job.requests}
     other_candidate_open = any(
@@ -394,8 +394,8 @@ def _take_ready_slices(
             return Decision(
                 job.drop(placement), effects=(Effect(EffectKind.RELEASE, placement, reason),)
             )
-        return Decision(job.put(replace(placement, role=Role.STARTING, ready_at=ready_at)))
-    active = replace(placement, role=Role.ACTIVE, ready_at=ready_at)
+        return Decision(job.put(replace(placement, role=PlacementRole.STARTING, ready_at=ready_at)))
+    active = replace(placement, role=PlacementRole.ACTIVE, ready_at=ready_at)
     job = replace(_with_attempt(job, now).put(active), refusals=0)
     if placement.candidate in job.choices:
         job = replace(job, next_choice=job.choices.index(placement.candidate))
@@ -421,7 +421,7 @@ def _with_waiting_reason(job: Job, observations: Observations, now: float) -> Jo
         # The words of several zones would fill the screen. Each refusal is an event with its words.
         words = next(iter(zones)).words if len(zones) == 1 else ""
         return with_reason(job, with_words(reason, words))
-    starting = [request for request in requests if request.role is Role.STARTING]
+    starting = [request for request in requests if request.role is PlacementRole.STARTING]
     queued = [request for request in requests if request.queued]
     unanswered = [request for request in requests if request.accepted_at is None]
     new = [request for request in unanswered if not request.refusals]

@@ -73,7 +73,7 @@ class DesiredState(StrEnum):
     """A cancelled job was resumed before its program had stopped. It restarts after the stop."""
 
 
-class Role(StrEnum):
+class PlacementRole(StrEnum):
     """The role of a placement in its job. What a job gives up is no longer among its placements."""
 
     REQUESTED = "requested"
@@ -106,7 +106,7 @@ class Placement:
     hosts: int
     """The number of hosts of all slices together."""
     asked_at: float
-    role: Role = Role.REQUESTED
+    role: PlacementRole = PlacementRole.REQUESTED
     ready_at: float | None = None
     accepted_at: float | None = None
     """When the cloud accepted the request; None if it has not yet."""
@@ -132,7 +132,7 @@ class Placement:
     @property
     def queued(self) -> bool:
         """True if the cloud has accepted the request, and has not granted it yet."""
-        return self.role is Role.REQUESTED and self.accepted_at is not None
+        return self.role is PlacementRole.REQUESTED and self.accepted_at is not None
 
     @property
     def chips(self) -> int:
@@ -271,24 +271,28 @@ class Job:
     @property
     def active(self) -> Placement | None:
         """The placement on which the attempt runs; None if there is none yet."""
-        return next((p for p in self.placements if p.role is Role.ACTIVE), None)
+        return next((p for p in self.placements if p.role is PlacementRole.ACTIVE), None)
 
     @property
     def requests(self) -> tuple[Placement, ...]:
         """The placements that are not ready yet."""
-        return tuple(p for p in self.placements if p.role in {Role.REQUESTED, Role.STARTING})
+        return tuple(
+            p
+            for p in self.placements
+            if p.role in {PlacementRole.REQUESTED, PlacementRole.STARTING}
+        )
 
     @property
     def leading(self) -> Placement | None:
         """The active placement, else a starting one, else the first request; None without any."""
-        order = {Role.ACTIVE: 0, Role.STARTING: 1, Role.REQUESTED: 2}
+        order = {PlacementRole.ACTIVE: 0, PlacementRole.STARTING: 1, PlacementRole.REQUESTED: 2}
         candidates = (p for p in self.placements if p.role in order)
         return min(candidates, key=lambda p: order[p.role], default=None)
 
     @property
     def held_back(self) -> tuple[Placement, ...]:
         """The placements with a bad host, until the program runs elsewhere."""
-        return tuple(p for p in self.placements if p.role is Role.HELD_BACK)
+        return tuple(p for p in self.placements if p.role is PlacementRole.HELD_BACK)
 
     def is_cheaper(self, candidate: Candidate, than: Candidate) -> bool:
         """Return True if the job may leave a slice for one that costs at least a tenth less."""

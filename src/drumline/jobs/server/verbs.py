@@ -23,7 +23,7 @@ from drumline.jobs.core.state import (
     Event,
     Job,
     Placement,
-    Role,
+    PlacementRole,
     Status,
 )
 from drumline.jobs.store.records import Record, SliceRow
@@ -208,7 +208,7 @@ def adopting_job(spec: "JobSpec", orphan: Orphan, owner: str, now: float) -> Job
     """Return a job that keeps a slice of a lost database, like a cancelled job."""
     placement = Placement(
         orphan.name, orphan.zone, orphan.accelerator, orphan.hosts,
-        asked_at=now, role=Role.ACTIVE, ready_at=now, accepted_at=now,
+        asked_at=now, role=PlacementRole.ACTIVE, ready_at=now, accepted_at=now,
     )  # fmt: skip
     choices = (placement.candidate,)
     job = apply_job_file(Job("", owner, choices, created_at=now), spec, choices)
