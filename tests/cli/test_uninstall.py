@@ -2,12 +2,14 @@
 
 import fcntl
 import json
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from drumline.jobs.client import Client
 from drumline.jobs.core.state import Job
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import SliceRow, Store
@@ -50,6 +52,19 @@ def test_nothing_runs_and_nothing_is_stopped(home: Path, drumline: Run, capsys: 
     assert json.loads(capsys.readouterr().out) == {
         "server": None, "emulator": None, "hosts": 0, "slices": [],
     }  # fmt: skip
+
+
+def test_a_stopped_server_has_exited(
+    drumline: Run, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server gives up its socket and its lock before it exits."""
+    with subprocess.Popen(["/bin/sleep", "0.3"]) as server:
+        monkeypatch.setattr(Client, "server_status", lambda _: {"pid": server.pid})
+        monkeypatch.setattr(Client, "list", lambda _: [])
+        monkeypatch.setattr(Client, "stop_server", lambda _: True)
+        assert drumline("server", "stop", "--all") == 0
+        assert capsys.readouterr().out == f"stopped the server, process {server.pid}\n"
+        assert server.poll() == 0
 
 
 def test_slices_that_cost_money_are_named_with_their_release(

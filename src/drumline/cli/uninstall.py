@@ -28,6 +28,7 @@ MAX_NAMES = 3
 
 def stop_all(as_json: bool) -> None:
     """Stop the server and the emulator of this home. Exit with 1 if slices of Google remain."""
+    from drumline.cloud.emulator import launch
     from drumline.jobs.uninstall import cloud_slices
 
     home = home_folder()
@@ -36,6 +37,8 @@ def stop_all(as_json: bool) -> None:
     unfinished = [job for job in client.list() if job["status"] not in ENDED] if status else []
     server = status["pid"] if client.stop_server() and status else None
     emulator, hosts = _stop_emulator(home / "emulator")
+    if server is not None:
+        launch.wait_for_exit([server])
     slices = cloud_slices(home)
     if as_json:
         remaining = [vars(cloud_slice) for cloud_slice in slices]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from drumline.cloud.emulator import launch
 from tests.cases import rare
 from tests.jobs.installation import Installation
 
@@ -481,6 +483,7 @@ def test_everything_of_a_home_is_stopped_and_deleted(installation: Installation)
     assert "stopped the emulator, process " in stopped.out
     assert f"and its {len(pids)} host" in stopped.out
     assert "1 unfinished job will continue" in stopped.out
-    assert not any(Path("/proc", str(pid)).exists() for pid in pids)
+    pids += map(int, re.findall(r"process (\d+)", stopped.out))
+    assert [pid for pid in pids if not launch.has_exited(pid)] == []
     assert shell("clean", "--home", "--yes").code == 0
     assert not installation.home.exists()

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -175,6 +176,7 @@ def stop(home: Path) -> bool:
             f"an emulator runs in {home}, but its {ENDPOINT} cannot be read and its process was not"
             " found; end the process whose command line has drumline.cloud.emulator"
         )
+    processes = [pid, *children_of(pid)]
     try:
         if access is None:
             os.kill(pid, signal.SIGTERM)
@@ -196,14 +198,28 @@ def stop(home: Path) -> bool:
     for process in _started:
         if process.pid == pid:
             process.wait()
-    # It gives up its lock before it exits, so its user would still see the process.
-    deadline = time.monotonic() + _EXIT_SECONDS
-    while not _has_exited(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for_exit(processes)
     return True
 
 
-def _has_exited(pid: int) -> bool:
+def children_of(pid: int) -> list[int]:
+    """Return the child processes of a process, where there is /proc."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    children: list[int] = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            children += map(int, file.read_text().split())
+    return children
+
+
+def wait_for_exit(processes: Iterable[int]) -> None:
+    """Wait a moment for processes that have given up their lock, so that no user sees them."""
+    deadline = time.monotonic() + _EXIT_SECONDS
+    while not all(map(has_exited, processes)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def has_exited(pid: int) -> bool:
     """Return True if a process is gone, or only waits for its parent to notice its end."""
     try:
         os.kill(pid, 0)
