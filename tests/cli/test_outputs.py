@@ -1,5 +1,6 @@
 """The outputs of a job in `show`, `cp` and `clean`."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ LOGIN = {"index": 0, "user": "drumline", "ssh_ip": "127.0.0.1", "has_host_key": 
 TO_COME = {"name": "dl-1", "zone": "local-a", "accelerator": "v4-8", "held_since": None}
 
 
-@pytest.mark.parametrize("hosts", [NO_SLICE, [LOGIN]], ids=["booting", "not connected"])
+@pytest.mark.parametrize("hosts", [NO_SLICE, [], [LOGIN]], ids=["booting", "ready", "no key"])
 def test_cp_copies_outputs_until_the_hosts_of_the_next_slice_are_connected(
     server: Any,
     job: dict[str, Any],
@@ -172,8 +173,40 @@ def test_cp_copies_outputs_until_the_hosts_of_the_next_slice_are_connected(
     assert f"000007 is RECOVERING and {state}, and train.py of host 0" in capsys.readouterr().err
     job["outputs"]["files"] = 0
     assert drumline("cp", "7:results/x.csv", "again.csv") == 2
-    refusal = "host 0 is not connected yet" if held_since else NO_SLICE[1]["error"]
+    refusals = {0: "no host of the slice is ready yet", 1: "host 0 is not connected yet"}
+    refusal = refusals[len(hosts)] if held_since else NO_SLICE[1]["error"]
     assert capsys.readouterr().err == f"{refusal}\n"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_cp_names_the_output_of_an_earlier_attempt_that_the_host_does_not_have(
+    server: Any,
+    job: dict[str, Any],
+    drumline: Run,
+    capsys: Printed,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+) -> None:
+    login = LOGIN | {"has_host_key": True, "ssh_port": 22, "key": "k", "known_hosts": "h"}
+    server.answers["GET /jobs/000007/hosts"] = [login | {"folder": "work"}]
+    job |= {"status": "RUNNING", "slice": TO_COME | {"held_since": 1.0}}
+    commands: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        assert not check
+        commands.append(command)
+        return subprocess.CompletedProcess(command, code)
+
+    monkeypatch.setattr("subprocess.run", run)
+    assert drumline("cp", "7:results/x.csv", ".") == code
+    assert [command[0] for command in commands] == ["scp"]
+    kept = job["outputs"]["folder"]
+    hint = f"the outputs of 000007 have it, from an earlier copy: {kept}/host-0/results/x.csv\n"
+    assert capsys.readouterr().err == (hint if code else "")
+    assert drumline("cp", "7:train.py", ".") == code
+    assert capsys.readouterr().err == ""
+    assert files(here) == set()
 
 
 @pytest.mark.usefixtures("here", "job")

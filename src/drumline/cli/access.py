@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -301,10 +301,19 @@ def cp(
             folder = str(Path(target) / f"host-{login['index']}")
             os.makedirs(folder, exist_ok=True)
         commands.append(_scp(login, address, _local_path(folder)))
-    if len(commands) == 1:
+    kept_job: dict[str, Any] | None = None
+    if remote_source is not None:
+        with suppress(Refused):
+            job = client.show(remote[1])
+            kept_job = job if _has_kept(job) else None
+    if len(commands) == 1 and kept_job is None:
         _become(commands[0])
         return
     codes = [subprocess.run(command, check=False).returncode for command in commands]
+    if kept_job is not None:
+        # After a preemption, the files of the earlier attempt are only in the outputs.
+        failed = [login for login, code in zip(logins, codes, strict=True) if code]
+        _name_kept(kept_job, remote[2], [int(login["index"]) for login in failed])
     raise typer.Exit(next((code for code in codes if code), 0))
 
 
@@ -371,6 +380,8 @@ def _choose(hosts: "Sequence[Mapping[str, Any]]", index: int | None) -> "list[Ma
     from drumline.jobs.client import Refused
 
     logins = {int(login["index"]): login for login in hosts}
+    if not logins:
+        raise _NotConnectedError("no host of the slice is ready yet")
     if index is not None and index not in logins:
         raise Refused(f"--host {index}: the slice has {_describe_hosts(sorted(logins))}")
     chosen = [*logins.values()] if index is None else [logins[index]]
@@ -405,7 +416,7 @@ def _describe_hosts(indices: list[int]) -> str:
         return f"hosts {indices[0]} to {indices[-1]}"
     if len(indices) == 1:
         return f"only host {indices[0]}"
-    return f"hosts {', '.join(map(str, indices))}" if indices else "no hosts yet"
+    return f"hosts {', '.join(map(str, indices))}"
 
 
 # --- cp without a slice ------------------------------------------------------------------------
@@ -414,6 +425,14 @@ def _describe_hosts(indices: list[int]) -> str:
 def _has_kept(job: "Mapping[str, Any]") -> bool:
     """Return True if files of the job were copied from its hosts."""
     return bool((job.get("outputs") or {}).get("files"))
+
+
+def _name_kept(job: "Mapping[str, Any]", path: str, hosts: "Sequence[int]") -> None:
+    """Print where the outputs have files that could not be copied from hosts."""
+    folder = Path(job["outputs"]["folder"])
+    for kept in (kept for host in hosts for kept in _find_kept(folder / f"host-{host}", path)):
+        message = f"the outputs of {job['id']} have it, from an earlier copy: {kept}"
+        typer.echo(sanitize(message), err=True)
 
 
 def _copy_kept(
