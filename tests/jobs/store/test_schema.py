@@ -31,11 +31,7 @@ def test_a_database_from_before_steps_were_counted_is_taken_up_whole(old: Path) 
         store = Store(old)
         assert [r.name for r in store.living()] == ["kept", "runs", "waits"]
         placements = [p for r in store.living() for p in r.job.placements]
-        assert [p.role for p in placements] == [
-            PlacementRole.ACTIVE,
-            PlacementRole.ACTIVE,
-            PlacementRole.REQUESTED,
-        ]
+        assert [p.role.value for p in placements] == ["active", "active", "requested"]
         assert [p.accepted_at is not None for p in placements] == [True, True, True]
         assert store.find(JobFilter()) == ["000001", "000002", "000003", "000004", "000005"]
         assert store.find(JobFilter(status=("SUCCEEDED", "WAITING"))) == ["000001", "000005"]
