@@ -215,7 +215,7 @@ CLIMATES = (
 
 @dataclass(frozen=True)
 class Period:
-    """A period in which a zone has capacity. Times are seconds since the start of the world."""
+    """A period in which a zone has capacity. Times are seconds since the start."""
 
     zone: str
     begin: float
@@ -259,7 +259,7 @@ def draw_capacity(climate: Climate, seed: int, until: float) -> tuple[Period, ..
 # The world ----------------------------------------------------------------------------------------
 
 
-class SpotWorld:
+class SpotMarket:
     """Three zones, the programs of the jobs, and the policy that manages them."""
 
     def __init__(self, climate: Climate, seed: int, seconds: float, home: Path) -> None:
@@ -282,11 +282,11 @@ class SpotWorld:
         self.environment.spawn(self.cloud.live())
 
     def now(self) -> float:
-        """Return the seconds since the start of the world."""
+        """Return the seconds since the start."""
         return self.environment.now() - self.start
 
     async def sleep_until(self, time: float) -> None:
-        """Sleep until a time in seconds since the start of the world."""
+        """Sleep until a time in seconds since the start."""
         await asyncio.sleep(max(0.0, time - self.now()))
 
     async def _apply_trace(self, periods: Sequence[Period]) -> None:
@@ -383,68 +383,68 @@ class SpotWorld:
 # Policies -----------------------------------------------------------------------------------------
 
 
-async def stay_and_wait(world: SpotWorld, job: str) -> None:
+async def stay_and_wait(market: SpotMarket, job: str) -> None:
     """Stay in the first zone of the user's list."""
-    zone, attempt = world.zones[0], 0
+    zone, attempt = market.zones[0], 0
     while True:
         attempt += 1
         name = f"dl-{job}-{attempt}"
-        await world.request(name, zone)
-        if await world.wait_until_ready(name, zone):
-            await world.run_until_lost(job, attempt, name, zone)
+        await market.request(name, zone)
+        if await market.wait_until_ready(name, zone):
+            await market.run_until_lost(job, attempt, name, zone)
         else:
-            await world.release(name, zone)
+            await market.release(name, zone)
 
 
-async def zone_by_zone(world: SpotWorld, job: str) -> None:
+async def zone_by_zone(market: SpotMarket, job: str) -> None:
     """Wait ten minutes for each zone in turn, and start again from the first after each loss."""
     attempt = 0
     while True:
-        for zone in world.zones:
+        for zone in market.zones:
             attempt += 1
             name = f"dl-{job}-{attempt}"
-            await world.request(name, zone)
-            if await world.wait_until_ready(name, zone, world.environment.now() + ZONE_SECONDS):
-                await world.run_until_lost(job, attempt, name, zone)
+            await market.request(name, zone)
+            if await market.wait_until_ready(name, zone, market.environment.now() + ZONE_SECONDS):
+                await market.run_until_lost(job, attempt, name, zone)
                 break
-            await world.release(name, zone)
+            await market.release(name, zone)
 
 
-async def first_ready(world: SpotWorld, job: str) -> None:
+async def first_ready(market: SpotMarket, job: str) -> None:
     """Request a slice in every zone at once, keep the first one, and delete the others."""
     attempt = 0
     while True:
         attempt += 1
-        names = {zone: f"dl-{job}-{attempt}-{zone}" for zone in world.zones}
+        names = {zone: f"dl-{job}-{attempt}-{zone}" for zone in market.zones}
         for zone, name in names.items():
-            await world.request(name, zone)
+            await market.request(name, zone)
         winning_zone = None
         while winning_zone is None:
             for zone, name in names.items():
-                placement = await world.find_placement(name, zone)
+                placement = await market.find_placement(name, zone)
                 if placement is not None and placement.state is PlacementState.READY:
                     winning_zone = winning_zone or zone
                 elif placement is None or placement.state is PlacementState.LOST:
-                    await world.release(name, zone)
-                    await world.request(name, zone)
+                    await market.release(name, zone)
+                    await market.request(name, zone)
             await asyncio.sleep(0.0 if winning_zone else POLL_SECONDS)
         releases = [
-            world.release(name, zone) for zone, name in names.items() if zone != winning_zone
+            market.release(name, zone) for zone, name in names.items() if zone != winning_zone
         ]
         await asyncio.gather(
-            world.run_until_lost(job, attempt, names[winning_zone], winning_zone), *releases
+            market.run_until_lost(job, attempt, names[winning_zone], winning_zone), *releases
         )
 
 
-async def run_drumline(world: SpotWorld, job: str) -> None:
+async def run_drumline(market: SpotMarket, job: str) -> None:
     """Run the job manager as installed."""
-    if not world.server.alive:
-        world.server.start()
+    if not market.server.alive:
+        market.server.start()
     spec = {
-        "name": f"job-{job}", "accelerator": KIND, "zones": list(world.zones),
+        "name": f"job-{job}", "accelerator": KIND, "zones": list(market.zones),
         "run": "python train.py", "workdir": None, "checkpoint": "gs://lab/run",
     }  # fmt: skip
-    await world.server.call("POST", "/jobs", {"spec": spec, "secrets": {}, "user": "lab"})
+    await market.server.call("POST", "/jobs", {"spec": spec, "secrets": {}, "user": "lab"})
 
 
 PLANNED_START_SECONDS = 180.0
@@ -493,10 +493,10 @@ def plan_periods(periods: Iterable[Period], until: float) -> list[Period]:
     return plan
 
 
-async def follow_plan(world: SpotWorld, job: str) -> None:
+async def follow_plan(market: SpotMarket, job: str) -> None:
     """Run on the periods of capacity that give the most useful training (the oracle).
 
-    The oracle knows when each zone has capacity, until the end of the world, and whether a
+    The oracle knows when each zone has capacity, until the end, and whether a
     preemption comes with a notice. It chooses the periods of all its slices in advance, so it waits
     for a long period where a short one would cost more than the wait. Its request is in the queue
     just early enough to be granted when the previous slice is preempted or the capacity returns. So
@@ -512,26 +512,26 @@ async def follow_plan(world: SpotWorld, job: str) -> None:
     So could a policy that leaves a slice right after its last checkpoint, in favour of a zone with
     capacity. No policy here does that: it has to know when the preemption comes.
     """
-    waiting_seconds = world.cloud.fleet.timing.waiting
-    for attempt, period in enumerate(plan_periods(world.periods, world.seconds), start=1):
+    waiting_seconds = market.cloud.fleet.timing.waiting
+    for attempt, period in enumerate(plan_periods(market.periods, market.seconds), start=1):
         name, zone = f"dl-{job}-{attempt}", period.zone
-        await world.sleep_until(period.begin - waiting_seconds)
-        await world.request(name, zone, pause=1.0)
+        await market.sleep_until(period.begin - waiting_seconds)
+        await market.request(name, zone, pause=1.0)
         next_request_at = period.end - waiting_seconds
-        while not world.ready_hosts(name, zone) and world.now() < next_request_at:
+        while not market.ready_hosts(name, zone) and market.now() < next_request_at:
             await asyncio.sleep(1.0)
-        if world.ready_hosts(name, zone):
-            await world.start_program(job, attempt, name, zone)
-        world.environment.spawn(_release_lost_slice(world, name, period))
-        await world.sleep_until(next_request_at)
+        if market.ready_hosts(name, zone):
+            await market.start_program(job, attempt, name, zone)
+        market.environment.spawn(_release_lost_slice(market, name, period))
+        await market.sleep_until(next_request_at)
 
 
-async def _release_lost_slice(world: SpotWorld, name: str, period: Period) -> None:
-    await world.sleep_until(period.end + period.notice)
-    await world.release(name, period.zone)
+async def _release_lost_slice(market: SpotMarket, name: str, period: Period) -> None:
+    await market.sleep_until(period.end + period.notice)
+    await market.release(name, period.zone)
 
 
-Policy = Callable[[SpotWorld, str], Coroutine[Any, Any, None]]
+Policy = Callable[[SpotMarket, str], Coroutine[Any, Any, None]]
 ORACLE = "oracle"
 POLICIES: dict[str, Policy] = {
     "stay and wait": stay_and_wait,
@@ -749,20 +749,20 @@ def measure(case: Case) -> Figures:
     use_real_intervals()
     seconds = case.days * DAY
     home = Path(tempfile.mkdtemp(prefix="drumline-goodput-"))
-    world = SpotWorld(case.climate, case.seed, seconds, home)
-    environment = world.environment
+    market = SpotMarket(case.climate, case.seed, seconds, home)
+    environment = market.environment
     for job in JOBS:
         environment.plans[job] = PROGRAM
 
     async def run_jobs() -> None:
         for job in JOBS:
-            environment.spawn(POLICIES[case.policy](world, job))
+            environment.spawn(POLICIES[case.policy](market, job))
         await asyncio.sleep(seconds)
 
     try:
-        with isolate(environment, world.server):
-            world.loop.run_until_complete(run_jobs())
-            world.server.kill()
+        with isolate(environment, market.server):
+            market.loop.run_until_complete(run_jobs())
+            market.server.kill()
     except RuntimeError:
         if not environment.violations:  # a violated invariant stops the loop
             raise
@@ -771,8 +771,8 @@ def measure(case: Case) -> Figures:
     if environment.violations:
         raise RuntimeError(environment.violations[0])
     paid_hours, dollars = 0.0, 0.0
-    for bill in world.cloud.billed_slices:
-        hours = bill.seconds(world.start + seconds) / HOUR
+    for bill in market.cloud.billed_slices:
+        hours = bill.seconds(market.start + seconds) / HOUR
         rate = price(bill.node.spec.slice, bill.node.spec.zone, "spot")
         paid_hours += hours
         dollars += hours * CHIPS * (rate.per_chip_hour if rate else math.nan)
@@ -784,19 +784,19 @@ def measure(case: Case) -> Figures:
         paid_hours=paid_hours,
         dollars=dollars,
         losses=len(environment.interrupted_slices),
-        activity_hours=_activity_hours(world, useful_seconds),
+        activity_hours=_activity_hours(market, useful_seconds),
     )
 
 
-def _activity_hours(world: SpotWorld, useful_seconds: float) -> dict[str, float]:
+def _activity_hours(market: SpotMarket, useful_seconds: float) -> dict[str, float]:
     """Return the hours of each activity, all jobs together."""
     ready_times = [
-        (bill.node.spec.name.rpartition("/")[2], bill.began_at - world.start)
-        for bill in world.cloud.billed_slices
+        (bill.node.spec.name.rpartition("/")[2], bill.began_at - market.start)
+        for bill in market.cloud.billed_slices
     ]
     divided = [
-        divide_time(find_spans(record, world.periods, world.seconds), world.seconds)
-        for record in read_trace(world.environment.trace, ready_times).values()
+        divide_time(find_spans(record, market.periods, market.seconds), market.seconds)
+        for record in read_trace(market.environment.trace, ready_times).values()
     ]
     seconds = {activity: sum(job[activity] for job in divided) for activity in divided[0]}
     seconds["useful"] = useful_seconds

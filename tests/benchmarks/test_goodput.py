@@ -22,7 +22,7 @@ from goodput import (
     LognormalPeriods,
     Period,
     Row,
-    SpotWorld,
+    SpotMarket,
     ZoneStatistics,
 )
 from tests.simulation.environment import RandomStreams, Stream
@@ -110,11 +110,11 @@ class CapacityFrom(LognormalPeriods):
 
 
 @contextmanager
-def world_with_capacity_from(time: float, folder: Path, neglects: bool) -> Iterator[SpotWorld]:
+def world_with_capacity_from(time: float, folder: Path, neglects: bool) -> Iterator[SpotMarket]:
     """Yield a world in which all zones get capacity at this time."""
     zone = CapacityFrom(time)
     climate = Climate("test", "", (zone, zone, zone), neglects_old_requests=neglects)
-    world = SpotWorld(climate, 1, DAY, folder)
+    world = SpotMarket(climate, 1, DAY, folder)
     with closing(world.loop):
         yield world
         tasks = world.loop.pending_tasks()

@@ -33,7 +33,7 @@ def main(folder: Path) -> int:
     data_with_bad_row = Data(Slow(0.0, rows), batch=16, shuffle=False)
     stopped_run = fit(replace(toy(6, mesh=-1), data=data_with_bad_row), checkpoint=None)
 
-    # Each host knows another life of slices, and has other times of steps and saves.
+    # Each host knows another lifetime of slices, and has other times of steps and saves.
     os.environ[VARIABLE] = ("1e6", "0.05")[host]
     auto_recipe = toy(12, mesh=-1, save_every="auto", keep_last=100)
     auto_run = fit(auto_recipe, checkpoint=folder / "auto")

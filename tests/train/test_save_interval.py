@@ -19,11 +19,11 @@ from drumline.train.recipe import SaveEvery
 from drumline.train.save_interval import (
     FIRST_SAVE_SECONDS,
     LONGEST_SECONDS,
-    USUAL_LIFE,
+    USUAL_LIFETIME,
     VARIABLE,
     AutoSchedule,
     best_interval,
-    read_slice_life,
+    read_slice_lifetime,
 )
 from tests.train.toy import Slow, toy
 
@@ -35,13 +35,13 @@ def test_a_small_cost_gives_the_interval_of_young() -> None:
 
 @pytest.mark.parametrize("cost", [0.1, 2.0, 60.0, 600.0, 3000.0])
 def test_no_other_interval_loses_less_time(cost: float) -> None:
-    life = 3600.0
+    lifetime = 3600.0
 
     def seconds_per_second_of_training(interval: float) -> float:
-        """Return the expected time if the slice is lost at random, once in `life` seconds."""
-        return life * math.expm1((interval + cost) / life) / interval
+        """Return the expected time if the slice is lost at random, once in `lifetime` seconds."""
+        return lifetime * math.expm1((interval + cost) / lifetime) / interval
 
-    chosen = seconds_per_second_of_training(best_interval(cost, life))
+    chosen = seconds_per_second_of_training(best_interval(cost, lifetime))
     best = min(seconds_per_second_of_training(1.05**n) for n in range(1, 200))
     assert chosen < 1.005 * best
 
@@ -55,7 +55,7 @@ class Run:
 
     def __init__(
         self,
-        life: float | None = 7200.0,
+        lifetime: float | None = 7200.0,
         *,
         step: float = 0.1,
         cost: float = 2.0,
@@ -69,7 +69,7 @@ class Run:
         self.meetings: list[int] = []
         self.step, self.now = 0, 1000.0
         self.schedule = AutoSchedule(
-            life, keep_every, self.log.append, agree=agree, clock=lambda: self.now
+            lifetime, keep_every, self.log.append, agree=agree, clock=lambda: self.now
         )
         self.schedule.restart(0)
 
@@ -115,23 +115,23 @@ def test_the_first_save_comes_within_two_minutes_although_steps_become_slower() 
 
 
 def test_where_slices_die_young_the_first_save_comes_sooner() -> None:
-    run = Run(life=80.0)
+    run = Run(lifetime=80.0)
     run.train(105)
     assert 9 <= run.saved[0] * run.step_seconds <= 10.5
 
 
 @pytest.mark.parametrize("cost", [0.01, 0.5, 2.0, 20.0])
-@pytest.mark.parametrize("life", [600.0, 7200.0, 40_000.0])
+@pytest.mark.parametrize("lifetime", [600.0, 7200.0, 40_000.0])
 def test_the_interval_follows_the_cost_of_a_save_and_the_life_of_slices(
-    cost: float, life: float
+    cost: float, lifetime: float
 ) -> None:
-    run = Run(life, cost=cost)
+    run = Run(lifetime, cost=cost)
     run.train(60_000)
-    assert run.interval_seconds == pytest.approx(best_interval(cost, life), rel=0.02, abs=0.11)
+    assert run.interval_seconds == pytest.approx(best_interval(cost, lifetime), rel=0.02, abs=0.11)
 
 
 def test_the_interval_adapts_when_costs_and_steps_change() -> None:
-    run = Run(life=7200.0, step=0.1, cost=2.0)
+    run = Run(lifetime=7200.0, step=0.1, cost=2.0)
     run.train(20_000)
     run.cost = 8.0
     run.train(30_000)
@@ -143,7 +143,7 @@ def test_the_interval_adapts_when_costs_and_steps_change() -> None:
 
 
 def test_the_compilation_of_the_first_save_does_not_count() -> None:
-    run = Run(life=7200.0, cost=2.0)
+    run = Run(lifetime=7200.0, cost=2.0)
     run.train(5000)
     first, second, third = run.saved[:3]
     assert (second - first) * run.step_seconds <= FIRST_SAVE_SECONDS
@@ -153,7 +153,7 @@ def test_the_compilation_of_the_first_save_does_not_count() -> None:
 
 
 def test_one_slow_save_does_not_change_the_interval() -> None:
-    run = Run(life=7200.0, cost=2.0)
+    run = Run(lifetime=7200.0, cost=2.0)
     run.train(20_000)
     before = run.schedule.interval
     assert before
@@ -165,16 +165,16 @@ def test_one_slow_save_does_not_change_the_interval() -> None:
 
 
 def test_the_interval_is_at_least_a_step_and_at_most_an_hour() -> None:
-    run = Run(life=30.0, step=100.0, cost=1.0)
+    run = Run(lifetime=30.0, step=100.0, cost=1.0)
     run.train(10)
     assert run.saved[-3:] == [8, 9, 10]
-    run = Run(life=1e7, step=1.0, cost=20.0)
+    run = Run(lifetime=1e7, step=1.0, cost=20.0)
     run.train(20_000)
     assert run.interval_seconds == LONGEST_SECONDS
 
 
 def test_a_save_does_not_come_before_the_previous_checkpoint_is_complete() -> None:
-    run = Run(life=7200.0, cost=0.1)
+    run = Run(lifetime=7200.0, cost=0.1)
     run.waited, run.write_seconds = 100.0, 300.0
     run.train(20_000)
     assert run.interval_seconds == pytest.approx(300.0)
@@ -182,13 +182,13 @@ def test_a_save_does_not_come_before_the_previous_checkpoint_is_complete() -> No
 
 
 def test_multiples_of_keep_every_are_saved_too() -> None:
-    run = Run(life=7200.0, keep_every=2500)
+    run = Run(lifetime=7200.0, keep_every=2500)
     run.train(10_000)
     assert {2500, 5000, 7500, 10_000} < {*run.saved}
 
 
 def test_after_a_rollback_the_interval_starts_again() -> None:
-    run = Run(life=7200.0)
+    run = Run(lifetime=7200.0)
     run.train(20_000)
     interval = run.schedule.interval
     assert interval
@@ -201,7 +201,7 @@ def test_after_a_rollback_the_interval_starts_again() -> None:
 
 
 def test_the_interval_is_reported_when_it_is_chosen_and_when_it_changes_by_a_quarter() -> None:
-    run = Run(life=7800.0, step=0.29, cost=2.1)
+    run = Run(lifetime=7800.0, step=0.29, cost=2.1)
     run.train(5000)
     chosen = (
         "saving every 619 steps (3 min): a save holds up training for 2.1 s, slices live 2 h 10 min"
@@ -217,7 +217,7 @@ def test_the_interval_is_reported_when_it_is_chosen_and_when_it_changes_by_a_qua
 
 
 def test_an_unknown_life_is_reported_as_an_assumption() -> None:
-    run = Run(life=None)
+    run = Run(lifetime=None)
     run.train(10_000)
     assert run.log[0].endswith("slices are assumed to live 2 h")
 
@@ -248,11 +248,11 @@ def test_hosts_with_different_measurements_save_after_the_same_steps() -> None:
 @pytest.mark.parametrize("text", ["", "unknown", "-5", "0", "nan", "inf"])
 def test_an_invalid_life_counts_as_unknown(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, text)
-    assert read_slice_life() is None
+    assert read_slice_lifetime() is None
 
 
 def test_the_job_manager_and_the_run_assume_the_same_life() -> None:
-    assert zone_history.USUAL_LIFE == USUAL_LIFE
+    assert zone_history.USUAL_LIFETIME == USUAL_LIFETIME
 
 
 @pytest.mark.parametrize(
@@ -303,14 +303,14 @@ def test_a_run_that_chooses_its_saves_resumes_with_the_same_bits(
         base = toy(30, save_every="auto", keep_last=100)
         return replace(base, data=Data(records, batch=16, seed=7, threads=1))
 
-    # With this life the first save comes as soon as a step has been measured.
+    # With this lifetime the first save comes as soon as a step has been measured.
     monkeypatch.setenv(VARIABLE, "0.001")
     stopped = fit(recipe(Stopping(18)), checkpoint=tmp_path / "run")
     assert stopped.ending is Ending.STOPPED
     before = saved_steps(tmp_path / "run")
     assert before[:2] == [2, 3]
     assert before[-1] == stopped.step < 30
-    # With this life there are few saves.
+    # With this lifetime there are few saves.
     monkeypatch.setenv(VARIABLE, "1e9")
     resumed = fit(recipe(Slow(0.0)), checkpoint=tmp_path / "run")
     assert resumed.ending is Ending.DONE

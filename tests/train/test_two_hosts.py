@@ -84,7 +84,7 @@ def test_two_hosts_train_together_find_a_bad_row_and_stop_together(tmp_path: Pat
     # The hosts chose the same steps to save, although they measure different times.
     assert results[0]["auto"] == results[0]["whole"]
     auto_steps = {int(path.name) for path in (tmp_path / "auto").iterdir() if path.name.isdigit()}
-    assert 2 in auto_steps, "the shortest life of slices counts"
+    assert 2 in auto_steps, "the shortest lifetime of slices counts"
     assert "saving every " in outputs[0]
     assert "saving every " not in outputs[1]
 

@@ -89,8 +89,8 @@ class Program:
     """The id of the job database."""
     fence: int = 0
     """The fencing number of the attempt, for its claim on the checkpoint folder."""
-    slice_life: float | None = None
-    """The mean life of slices of this zone and accelerator in seconds; None if it is unknown."""
+    slice_lifetime: float | None = None
+    """The mean lifetime in seconds of slices of this zone and accelerator; None if unknown."""
     large_files: tuple[str, ...] = ()
     """The hashes of the large files of the code, which are beside the archive."""
     interpreter: Path | None = None

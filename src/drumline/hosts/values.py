@@ -136,8 +136,8 @@ def program_message(program: ShellProgram, assignment: HostAssignment) -> Prepar
         "DRUMLINE_ACCELERATOR": program.accelerator,
         "DRUMLINE_CONTAINER": container,
     }
-    if program.slice_life is not None:
-        variables["DRUMLINE_SLICE_LIFE"] = f"{program.slice_life:.1f}"
+    if program.slice_lifetime is not None:
+        variables["DRUMLINE_SLICE_LIFETIME"] = f"{program.slice_lifetime:.1f}"
     host_program = HostProgram(
         run=program.run,
         environment=dict(program.environment),

@@ -126,7 +126,7 @@ class Settings:
     seed: int = 0
     save_every: SaveEvery = 100
     """With "auto" the interval follows from the time for which a save holds up training and the
-    life of slices (save_interval.py)."""
+    lifetime of slices (save_interval.py)."""
     keep_last: int = 3
     keep_every: int | None = None
     """Checkpoints at multiples of this step are never removed."""

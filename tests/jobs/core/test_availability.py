@@ -12,7 +12,7 @@ from drumline.jobs.core.state import Candidate
 from drumline.jobs.core.zone_history import (
     EARLY_LOSS,
     RECOVERY_SECONDS,
-    USUAL_LIFE,
+    USUAL_LIFETIME,
     ZoneEvent,
 )
 from drumline.observed import FaultKind
@@ -107,7 +107,7 @@ def test_slices_that_live_for_hours_leave_a_zone_reliable() -> None:
         zones.record_grant(HERE, 180.0)
         zones.record_loss(HERE, 4 * 3600.0)
     summary = zones.summary(HERE)
-    assert (summary.wait, summary.life, summary.early_losses) == (180.0, 4 * 3600.0, 0)
+    assert (summary.wait, summary.lifetime, summary.early_losses) == (180.0, 4 * 3600.0, 0)
     assert summary.health == 1.0
 
 
@@ -122,19 +122,19 @@ def test_requests_that_fail_together_count_once_in_the_history() -> None:
 
 def test_the_life_of_slices_is_unknown_until_one_is_lost() -> None:
     zones = availability([], [0.0])
-    assert zones.mean_life(HERE) is None
+    assert zones.mean_lifetime(HERE) is None
     zones.record_grant(HERE, 60.0)
-    assert zones.mean_life(HERE) is None
+    assert zones.mean_lifetime(HERE) is None
     zones.record_loss(HERE, 600.0)
-    assert zones.mean_life(HERE) is not None
-    assert zones.mean_life(Candidate("v4-16", "us-east1-d")) is None
+    assert zones.mean_lifetime(HERE) is not None
+    assert zones.mean_lifetime(Candidate("v4-16", "us-east1-d")) is None
 
 
 def test_a_single_early_loss_does_not_decide_the_life_of_slices() -> None:
     zones = availability([], [0.0])
     zones.record_grant(HERE, 60.0)
     zones.record_loss(HERE, 30.0)
-    assert zones.mean_life(HERE) == (USUAL_LIFE + 30.0) / 2
+    assert zones.mean_lifetime(HERE) == (USUAL_LIFETIME + 30.0) / 2
 
 
 def test_the_life_of_slices_approaches_the_mean_of_many_lost_ones() -> None:
@@ -144,7 +144,7 @@ def test_the_life_of_slices_approaches_the_mean_of_many_lost_ones() -> None:
         zones.record_loss(HERE, 600.0)
         zones.record_grant(HERE, 60.0)
         zones.record_loss(HERE, 6 * 3600.0)
-    assert zones.mean_life(HERE) == pytest.approx(3.05 * 3600.0, rel=0.05)
+    assert zones.mean_lifetime(HERE) == pytest.approx(3.05 * 3600.0, rel=0.05)
 
 
 def test_slices_that_are_not_lost_lengthen_the_life_of_slices() -> None:
@@ -153,4 +153,4 @@ def test_slices_that_are_not_lost_lengthen_the_life_of_slices() -> None:
         zones.record_grant(HERE, 60.0)
         if number % 4 == 0:
             zones.record_loss(HERE, 1200.0)
-    assert zones.mean_life(HERE) == (USUAL_LIFE + 40 * 1200.0) / 11
+    assert zones.mean_lifetime(HERE) == (USUAL_LIFETIME + 40 * 1200.0) / 11

@@ -332,8 +332,8 @@ def _request_line(request: Job, now: float) -> str:
     facts = []
     if history.get("wait") is not None:
         facts.append(f"usually ready after {format_duration(history['wait'])}")
-    if history.get("life") is not None:
-        facts.append(f"half are lost within {format_duration(history['life'])}")
+    if history.get("lifetime") is not None:
+        facts.append(f"half are lost within {format_duration(history['lifetime'])}")
     return f"{line} ({', '.join(facts)})" if facts else line
 
 

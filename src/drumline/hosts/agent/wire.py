@@ -181,7 +181,7 @@ class AttemptStatus(Message):
 
 
 class WatchLine(Message):
-    """One line of `watch`: a piece of the log, a changed status, or a sign of life."""
+    """One line of `watch`: a piece of the log, a changed status, or a sign of lifetime."""
 
     log: str | None = None
     """Bytes of the log, in base64."""
@@ -198,7 +198,7 @@ class WatchLine(Message):
 
 
 class KeepAlive(Message):
-    """A sign of life while there is nothing to report."""
+    """A sign of lifetime while there is nothing to report."""
 
     beat: float
 

@@ -30,11 +30,11 @@ def build_program(
     attempt: int,
     placement: Placement,
     folders: Folders,
-    slice_life: float | None = None,
+    slice_lifetime: float | None = None,
 ) -> Program:
     """Return everything that the hosts of a placement need for an attempt.
 
-    `slice_life` is the mean life of slices like this one in seconds; None if it is unknown.
+    `slice_lifetime` is the mean lifetime of slices like this one in seconds; None if it is unknown.
     """
     spec = record.spec
     job_id = record.job.id
@@ -64,7 +64,7 @@ def build_program(
         checkpoint=spec.checkpoints_of(job_id),
         owner=record.job.owner,
         fence=current.fence if current and current.number == attempt else 0,
-        slice_life=slice_life,
+        slice_lifetime=slice_lifetime,
         interpreter=Path(spec.interpreter) if spec.interpreter else None,
     )
 

@@ -46,14 +46,14 @@ class Sessions:
         folders: Folders,
         host_history: HostHistory,
         clock: Callable[[], float],
-        mean_life: Callable[[Candidate], float | None],
+        mean_lifetime: Callable[[Candidate], float | None],
     ) -> None:
         """`host_history` decides which hosts may be used.
 
-        `mean_life` returns the mean life of slices of a zone and accelerator in seconds, or None.
+        `mean_lifetime` returns that of slices of a zone and accelerator in seconds, or None.
         """
         self._runner = runner
-        self._mean_life = mean_life
+        self._mean_life = mean_lifetime
         self._host_history = host_history
         self._config = config
         self._folders = folders

@@ -113,7 +113,7 @@ class Supervisor:
         """The inputs of the last decision on each job without a placement."""
         self.host_history = HostHistory(store.hosts, wall)
         self.sessions = Sessions(
-            runner, config, self.folders, self.host_history, clock, self._availability.mean_life
+            runner, config, self.folders, self.host_history, clock, self._availability.mean_lifetime
         )
         self._health_monitor = health_source and HealthMonitor(
             health_source, self.records, self.sessions.reports, self.host_history, clock

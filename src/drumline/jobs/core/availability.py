@@ -15,11 +15,11 @@ from drumline.jobs.core.state import Candidate, Job, PlacementRole, ZoneStatus
 from drumline.jobs.core.zone_history import (
     EARLY_LOSS,
     MAX_EVENTS,
-    USUAL_LIFE,
+    USUAL_LIFETIME,
     ZoneEvent,
     ZoneEventType,
     ZoneSummary,
-    mean_life,
+    mean_lifetime,
     summarize,
 )
 from drumline.observed import FaultKind
@@ -132,10 +132,10 @@ class Availability:
         """Continue with the `events` of earlier servers. `on_event` saves a new one.
 
         `scale` is a factor on each backoff, on the time in which a loss is early, and on the usual
-        life of slices.
+        lifetime of slices.
         """
         self._backoff = ZoneBackoff(scale=scale)
-        self._early_loss, self._usual_life = EARLY_LOSS * scale, USUAL_LIFE * scale
+        self._early_loss, self._usual_lifetime = EARLY_LOSS * scale, USUAL_LIFETIME * scale
         self._clock = clock
         self._on_event = on_event
         self._events = {
@@ -181,9 +181,9 @@ class Availability:
         events = self._events.get(candidate, ())
         return summarize([*events], self._clock(), self._early_loss)
 
-    def mean_life(self, candidate: Candidate) -> float | None:
-        """Return the mean life of slices of a zone and accelerator; None without a lost slice."""
-        return mean_life(self._events.get(candidate, ()), self._usual_life)
+    def mean_lifetime(self, candidate: Candidate) -> float | None:
+        """Return the mean lifetime of slices of a zone and accelerator; None without a loss."""
+        return mean_lifetime(self._events.get(candidate, ()), self._usual_lifetime)
 
     def record_request(self, candidate: Candidate) -> None:
         """Count one more waiting request."""

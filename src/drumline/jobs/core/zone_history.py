@@ -19,8 +19,8 @@ RECOVERY_SECONDS = 3600.0
 """Seconds in which the health of a zone recovers from 0 to 1."""
 HEALTHY = 0.5
 """The health from which a zone is reliable: two failures within a few minutes are too many."""
-USUAL_LIFE = 2 * 3600.0
-"""The life in seconds that a slice is assumed to have if nothing is known. Training assumes the
+USUAL_LIFETIME = 2 * 3600.0
+"""The lifetime in seconds that a slice is assumed to have if nothing is known. Training assumes the
 same, see train/save_interval.py."""
 MAX_EVENTS = 50
 """The newest events of a zone and accelerator that count."""
@@ -56,7 +56,7 @@ class ZoneSummary:
     early_losses: int = 0
     wait: float | None = None
     """The median seconds from a request to a slice that is ready; None if there was none."""
-    life: float | None = None
+    lifetime: float | None = None
     """The median seconds from a slice that is ready to its loss; None if none was lost."""
     health: float = 1.0
     """From 0 to 1, see the top of the file."""
@@ -87,7 +87,7 @@ def summarize(events: Sequence[ZoneEvent], now: float, early_loss: float) -> Zon
         lost=len(lost),
         early_losses=sum(seconds < early_loss for seconds in lost),
         wait=median(granted) if granted else None,
-        life=median(lost) if lost else None,
+        lifetime=median(lost) if lost else None,
         health=_recovered(health, now - last_failure),
     )
 
@@ -96,13 +96,13 @@ def _recovered(health: float, seconds: float) -> float:
     return min(1.0, health + max(0.0, seconds) / RECOVERY_SECONDS)
 
 
-def mean_life(events: Sequence[ZoneEvent], usual_life: float) -> float | None:
-    """Estimate the mean life of slices of a zone and accelerator, or return None without a loss.
+def mean_lifetime(events: Sequence[ZoneEvent], usual_lifetime: float) -> float | None:
+    """Estimate the mean lifetime of slices of a zone and accelerator; None without a loss.
 
     The estimate is the time that slices lived, divided by the number of losses. It is not the mean
     of the lost slices alone, because those that their jobs released had lived without a loss. Their
     lives are not recorded, so each counts with the mean of the lost slices. One more slice that was
-    lost after `usual_life` seconds is counted, so that a single early loss does not decide.
+    lost after `usual_lifetime` seconds is counted, so that a single early loss does not decide.
 
     The interval between checkpoints depends on this ratio alone, whatever the distribution of the
     lives, as long as most slices live longer than an interval. A median would ignore the slices
@@ -114,4 +114,4 @@ def mean_life(events: Sequence[ZoneEvent], usual_life: float) -> float | None:
         return None
     # The grants of some lost slices may be older than the events that are kept.
     slices = max(grants, len(lives))
-    return (usual_life + slices * mean(lives)) / (1 + len(lives))
+    return (usual_lifetime + slices * mean(lives)) / (1 + len(lives))
