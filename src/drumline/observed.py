@@ -11,7 +11,7 @@ from enum import StrEnum
 # --- Faults -----------------------------------------------------------------------------------
 
 
-class FaultKind(StrEnum):
+class FaultType(StrEnum):
     """The kind of an error of the cloud."""
 
     STOCKOUT = "stockout"
@@ -45,7 +45,7 @@ class Scope(StrEnum):
 class Fault:
     """An error of the cloud, by kind and scope."""
 
-    kind: FaultKind
+    kind: FaultType
     scope: Scope
 
 

@@ -12,7 +12,7 @@ from drumline.jobs.core.state import (
     Allowance,
     Candidate,
     Decision,
-    EffectKind,
+    EffectType,
     Job,
     Observations,
     OutputsCopy,
@@ -59,7 +59,7 @@ class Scenario:
     """The hosts that did not confirm the last stop."""
     steps: Steps | None = None
     outputs: OutputsCopy | None = None
-    effects: list[tuple[EffectKind, str]] = field(default_factory=list)
+    effects: list[tuple[EffectType, str]] = field(default_factory=list)
     outcomes: list[EndReason] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     event_texts: list[str] = field(default_factory=list)
@@ -227,5 +227,5 @@ class Scenario:
     def status(self) -> Status:
         return self.job.status
 
-    def did(self, kind: EffectKind) -> list[str]:
+    def did(self, kind: EffectType) -> list[str]:
         return [name for done, name in self.effects if done is kind]

@@ -97,7 +97,7 @@ _ANSWER_MEANS = {
     "transient": "transient",
     "unknown": "transient",
 }
-"""The word for each `FaultKind`."""
+"""The word for each `FaultType`."""
 _ANSWER_ACTIONS = {
     "next candidate": "next zone",
     "retry": "later",
@@ -124,7 +124,7 @@ def _explain_answer(http: int | None, status: str | None) -> _Explanation:
         action_for,
         leaves_candidate,
     )
-    from drumline.observed import FaultKind
+    from drumline.observed import FaultType
 
     if http is not None and not 300 <= http < 600:
         raise UserError(f"--http {http}: the HTTP code of an error is between 300 and 599")
@@ -137,7 +137,7 @@ def _explain_answer(http: int | None, status: str | None) -> _Explanation:
     code, text = parse_answer(text, http, status)
     zone = errors.zone_in(text) or "this zone"
     meaning = errors.explain(code, text, zone)
-    if code == OK and meaning.fault.kind is FaultKind.UNKNOWN:
+    if code == OK and meaning.fault.kind is FaultType.UNKNOWN:
         raise UserError("the answer reports no error, so there is nothing to explain")
     action = _ANSWER_ACTIONS[action_for(meaning.fault)]
     reaction = _REACTIONS[action]
@@ -155,9 +155,9 @@ def _explain_answer(http: int | None, status: str | None) -> _Explanation:
 
 def _means(fault: "Fault", code: int | None, text: str) -> str:
     from drumline.cloud.google.errors import Rpc
-    from drumline.observed import FaultKind
+    from drumline.observed import FaultType
 
-    if fault.kind is FaultKind.UNKNOWN and code == Rpc.RESOURCE_EXHAUSTED:
+    if fault.kind is FaultType.UNKNOWN and code == Rpc.RESOURCE_EXHAUSTED:
         return "quota" if "quota" in text.lower() else "stockout"
     return _ANSWER_MEANS[fault.kind]
 

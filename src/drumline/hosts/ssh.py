@@ -14,7 +14,7 @@ from drumline.cloud.protocol import CloudError, MachineCloud, PlacementRequest, 
 from drumline.errors import UserError
 from drumline.hosts.protocol import AddressesUnreadableError, Admit, HostAccess, Program
 from drumline.hosts.values import USER, Address, Timing, known_hosts_name, working_copy
-from drumline.observed import Fault, FaultKind, ListedPlacement, Refusal, Scope
+from drumline.observed import Fault, FaultType, ListedPlacement, Refusal, Scope
 
 if TYPE_CHECKING:
     from drumline.hosts.session import SliceSession
@@ -87,7 +87,7 @@ class SshRunner:
         if len(names) != hosts or None in names:
             raise AddressesUnreadableError(
                 Refusal(
-                    Fault(FaultKind.DENIED, Scope.REQUEST),
+                    Fault(FaultType.DENIED, Scope.REQUEST),
                     "ssh.proxy_command contains %n, and the cloud publishes no names of the "
                     "instances; allow guest attributes (compute.disableGuestAttributesAccess), "
                     "or use %h",

@@ -5,19 +5,19 @@ from hypothesis import strategies as st
 from drumline.cloud.google import errors
 from drumline.cloud.google.errors import classify, refusal
 from drumline.jobs.core.refusals import RefusalAction, action_for
-from drumline.observed import Fault, FaultKind, Scope
+from drumline.observed import Fault, FaultType, Scope
 
-STOCKOUT = Fault(FaultKind.STOCKOUT, Scope.ZONE)
-ZONE_QUOTA = Fault(FaultKind.QUOTA, Scope.ZONE)
-REGION_QUOTA = Fault(FaultKind.QUOTA, Scope.REGION)
-RATE = Fault(FaultKind.RATE, Scope.PROJECT)
-ZONE_DENIED = Fault(FaultKind.DENIED, Scope.ZONE)
-PROJECT_DENIED = Fault(FaultKind.DENIED, Scope.PROJECT)
-LOGIN = Fault(FaultKind.LOGIN, Scope.PROJECT)
-CONFLICT = Fault(FaultKind.CONFLICT, Scope.REQUEST)
-UNKNOWN = Fault(FaultKind.UNKNOWN, Scope.ZONE)
-TRANSIENT = Fault(FaultKind.TRANSIENT, Scope.REQUEST)
-INVALID = Fault(FaultKind.INVALID, Scope.REQUEST)
+STOCKOUT = Fault(FaultType.STOCKOUT, Scope.ZONE)
+ZONE_QUOTA = Fault(FaultType.QUOTA, Scope.ZONE)
+REGION_QUOTA = Fault(FaultType.QUOTA, Scope.REGION)
+RATE = Fault(FaultType.RATE, Scope.PROJECT)
+ZONE_DENIED = Fault(FaultType.DENIED, Scope.ZONE)
+PROJECT_DENIED = Fault(FaultType.DENIED, Scope.PROJECT)
+LOGIN = Fault(FaultType.LOGIN, Scope.PROJECT)
+CONFLICT = Fault(FaultType.CONFLICT, Scope.REQUEST)
+UNKNOWN = Fault(FaultType.UNKNOWN, Scope.ZONE)
+TRANSIENT = Fault(FaultType.TRANSIENT, Scope.REQUEST)
+INVALID = Fault(FaultType.INVALID, Scope.REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ INVALID = Fault(FaultKind.INVALID, Scope.REQUEST)
         (
             3,
             "update is not supported while in state PREEMPTED",
-            Fault(FaultKind.PREEMPTED, Scope.ZONE),
+            Fault(FaultType.PREEMPTED, Scope.ZONE),
         ),
         (
             8,
@@ -89,13 +89,13 @@ INVALID = Fault(FaultKind.INVALID, Scope.REQUEST)
         (
             3,
             "the accelerator v4-128 was not found in zone us-central2-b [EID: 0x94]",
-            Fault(FaultKind.INVALID, Scope.ZONE),
+            Fault(FaultType.INVALID, Scope.ZONE),
         ),
         (3, "Invalid value at 'queued_resource.tpu'", INVALID),
         (
             5,
             "Resource 'projects/p/locations/z/nodes/n' was not found",
-            Fault(FaultKind.NOT_FOUND, Scope.REQUEST),
+            Fault(FaultType.NOT_FOUND, Scope.REQUEST),
         ),
         (None, "no answer from tpu.googleapis.com: ConnectTimeout", TRANSIENT),
         (None, "", TRANSIENT),
@@ -148,11 +148,11 @@ def test_every_rule_decides_its_example() -> None:
         (ZONE_DENIED, RefusalAction.NEXT_CANDIDATE),
         (PROJECT_DENIED, RefusalAction.RETRY),
         (LOGIN, RefusalAction.RETRY),
-        (Fault(FaultKind.PREEMPTED, Scope.ZONE), RefusalAction.PREEMPTION),
+        (Fault(FaultType.PREEMPTED, Scope.ZONE), RefusalAction.PREEMPTION),
         (CONFLICT, RefusalAction.RETRY),
         (INVALID, RefusalAction.GIVE_UP),
-        (Fault(FaultKind.INVALID, Scope.ZONE), RefusalAction.NEXT_CANDIDATE),
-        (Fault(FaultKind.NOT_FOUND, Scope.REQUEST), RefusalAction.RETRY),
+        (Fault(FaultType.INVALID, Scope.ZONE), RefusalAction.NEXT_CANDIDATE),
+        (Fault(FaultType.NOT_FOUND, Scope.REQUEST), RefusalAction.RETRY),
         (TRANSIENT, RefusalAction.RETRY),
         (UNKNOWN, RefusalAction.NEXT_CANDIDATE),
     ],
@@ -253,8 +253,8 @@ def test_the_clouds_message_follows_the_explanation() -> None:
     assert refusal(8, "odd {zone}", "us-east1-d").words == "odd {zone}"
 
 
-@pytest.mark.parametrize("kind", FaultKind)
-def test_every_kind_has_a_sentence_and_an_advice(kind: FaultKind) -> None:
+@pytest.mark.parametrize("kind", FaultType)
+def test_every_kind_has_a_sentence_and_an_advice(kind: FaultType) -> None:
     assert errors._SENTENCES[kind]
     assert errors._ADVICE[kind]
 
@@ -289,7 +289,7 @@ texts = st.lists(st.text() | pieces).map(" ".join)
 @given(codes, texts)
 def test_any_text_has_a_kind_and_a_sentence(code: int | None, text: str) -> None:
     fault = classify(code, text)
-    assert fault.kind in FaultKind
+    assert fault.kind in FaultType
     assert fault.scope in Scope
     assert action_for(fault) in RefusalAction
     assert refusal(code, text, "us-central2-b").message

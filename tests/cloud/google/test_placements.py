@@ -10,7 +10,7 @@ from drumline.cloud.google import placements
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.local import emulated_cloud
 from drumline.cloud.protocol import MachineCloud, PlacementRequest
-from drumline.observed import Endpoint, FaultKind, ListedPlacement, PlacementState
+from drumline.observed import Endpoint, FaultType, ListedPlacement, PlacementState
 from tests.cloud.conftest import Emulator
 
 ENDS = (Endpoint("10.0.0.2", "34.0.0.2"),)
@@ -74,13 +74,13 @@ def test_a_failed_request_has_a_refusal() -> None:
     failed = placements.combine(replace(REQUEST, state="FAILED", error=trouble), [])
     assert failed.refusal is not None
     assert (failed.refusal.fault.kind, failed.refusal.message) == (
-        FaultKind.STOCKOUT,
+        FaultType.STOCKOUT,
         "no capacity in local-a",
     )
     silent = seen("FAILED", None).refusal
     assert silent is not None
     assert (silent.fault.kind, silent.message) == (
-        FaultKind.UNKNOWN,
+        FaultType.UNKNOWN,
         "local-a: the request failed and no reason was given",
     )
     assert seen("SUSPENDED", None).refusal is None, "taken back is not refused"

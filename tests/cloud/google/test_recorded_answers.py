@@ -12,22 +12,22 @@ import pytest
 from drumline.cloud.google.errors import classify, explain
 from drumline.cloud.google.permissions import PERMISSIONS, Permission, role_of
 from drumline.cloud.google.responses import parse_answer, parse_error
-from drumline.observed import Fault, FaultKind, Scope
+from drumline.observed import Fault, FaultType, Scope
 
-STOCKOUT = Fault(FaultKind.STOCKOUT, Scope.ZONE)
-ZONE_QUOTA = Fault(FaultKind.QUOTA, Scope.ZONE)
-REGION_QUOTA = Fault(FaultKind.QUOTA, Scope.REGION)
-RATE = Fault(FaultKind.RATE, Scope.PROJECT)
-ZONE_DENIED = Fault(FaultKind.DENIED, Scope.ZONE)
-PROJECT_DENIED = Fault(FaultKind.DENIED, Scope.PROJECT)
-POLICY = Fault(FaultKind.DENIED, Scope.REQUEST)
-LOGIN = Fault(FaultKind.LOGIN, Scope.PROJECT)
-PREEMPTED = Fault(FaultKind.PREEMPTED, Scope.ZONE)
-CONFLICT = Fault(FaultKind.CONFLICT, Scope.REQUEST)
-ZONE_INVALID = Fault(FaultKind.INVALID, Scope.ZONE)
-INVALID = Fault(FaultKind.INVALID, Scope.REQUEST)
-TRANSIENT = Fault(FaultKind.TRANSIENT, Scope.REQUEST)
-NOT_FOUND = Fault(FaultKind.NOT_FOUND, Scope.REQUEST)
+STOCKOUT = Fault(FaultType.STOCKOUT, Scope.ZONE)
+ZONE_QUOTA = Fault(FaultType.QUOTA, Scope.ZONE)
+REGION_QUOTA = Fault(FaultType.QUOTA, Scope.REGION)
+RATE = Fault(FaultType.RATE, Scope.PROJECT)
+ZONE_DENIED = Fault(FaultType.DENIED, Scope.ZONE)
+PROJECT_DENIED = Fault(FaultType.DENIED, Scope.PROJECT)
+POLICY = Fault(FaultType.DENIED, Scope.REQUEST)
+LOGIN = Fault(FaultType.LOGIN, Scope.PROJECT)
+PREEMPTED = Fault(FaultType.PREEMPTED, Scope.ZONE)
+CONFLICT = Fault(FaultType.CONFLICT, Scope.REQUEST)
+ZONE_INVALID = Fault(FaultType.INVALID, Scope.ZONE)
+INVALID = Fault(FaultType.INVALID, Scope.REQUEST)
+TRANSIENT = Fault(FaultType.TRANSIENT, Scope.REQUEST)
+NOT_FOUND = Fault(FaultType.NOT_FOUND, Scope.REQUEST)
 
 # source, gRPC code, text, fault
 ANSWERS: tuple[tuple[str, int | None, str, Fault], ...] = (

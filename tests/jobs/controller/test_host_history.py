@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from drumline.jobs.controller.host_history import HostHistory
-from drumline.jobs.core.host_history import EvidenceKind, HostState
+from drumline.jobs.core.host_history import EvidenceType, HostState
 from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import Cause, Placement
 from drumline.jobs.store.records import Store
 
 HELD = Placement("dl-me-000001-1", "us-central2-b", "v4-16", hosts=2, asked_at=0.0)
 LIES = Cause(
-    EndReason.BAD_HOST, 1, 2, "chip 5 of host 1 computes wrong: x", proof=EvidenceKind.BURN_IN
+    EndReason.BAD_HOST, 1, 2, "chip 5 of host 1 computes wrong: x", proof=EvidenceType.BURN_IN
 )
 NOW = 1_800_000_000.0
 
@@ -54,7 +54,7 @@ def test_entries_of_a_clock_ahead_count_as_of_now(tmp_path: Path) -> None:
 
 def located(host: int, text: str = "Failed to initialize TPU system") -> Cause:
     """Return a failed start with the location of the chip in libtpu's own log."""
-    return Cause(EndReason.BAD_HOST, host, 2, text, proof=EvidenceKind.START, location="tpu3:pe2:2")
+    return Cause(EndReason.BAD_HOST, host, 2, text, proof=EvidenceType.START, location="tpu3:pe2:2")
 
 
 def test_a_location_in_libtpus_log_excludes_the_machine(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_location_counts_again_and_again_on_the_machine_that_has_it(tmp_path: 
 def test_words_of_a_program_name_no_location(tmp_path: Path) -> None:
     memory = memory_of(Store(tmp_path / "jobs.db"))
     tail = ("Physical location: rack7",)
-    cause = Cause(EndReason.BAD_HOST, 0, 2, tail[0], tail, proof=EvidenceKind.START, claimed=True)
+    cause = Cause(EndReason.BAD_HOST, 0, 2, tail[0], tail, proof=EvidenceType.START, claimed=True)
     for number in range(2):
         memory.record_failure(cause, {"physical_host": f"m-{number}"}, HELD, "000001", number)
     assert {host.name.identity for host in memory.all()} == {"m-0", "m-1"}

@@ -10,7 +10,7 @@ import pytest
 
 from drumline.cloud.google.placements import RpcError
 from drumline.cloud.protocol import CloudError
-from drumline.jobs.core.state import Candidate, EffectKind, Status, ZoneStatus
+from drumline.jobs.core.state import Candidate, EffectType, Status, ZoneStatus
 from tests.jobs.fakes import HOUR, LOGIN_EXPIRED, UNAVAILABLE, ServerHarness, run_scenario
 from tests.jobs.scenario import TIMEOUTS, A, B, Scenario
 
@@ -66,7 +66,7 @@ def test_a_zone_that_refuses_for_no_known_reason_gives_way_to_the_next() -> None
     scenario = Scenario().settle()
     scenario.zones = {A: ZoneStatus(open=False, reason="resting"), B: ZoneStatus()}
     scenario.cloud_refuses(9, STRANGE)
-    assert scenario.did(EffectKind.NO_CAPACITY) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.NO_CAPACITY) == ["dl-me-000001-1"]
     scenario.settle()
     assert scenario.placement is not None
     assert scenario.placement.zone == B.zone

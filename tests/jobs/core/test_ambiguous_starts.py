@@ -8,7 +8,7 @@ from drumline.jobs.core.causes import find_cause
 from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Allowance,
-    EffectKind,
+    EffectType,
     Status,
 )
 from drumline.observed import HostPhase, HostReport
@@ -48,7 +48,7 @@ def test_the_same_error_on_two_machines_is_a_failure_of_the_program(text: str) -
     scenario.job = replace(scenario.job, allowance=Allowance(failures=0))
     start_fails(scenario, text)
     assert (scenario.outcomes, scenario.job.failures) == ([EndReason.AMBIGUOUS_START], 0)
-    assert len(scenario.did(EffectKind.RELEASE)) == 1
+    assert len(scenario.did(EffectType.RELEASE)) == 1
     assert not scenario.status().ended
     start_fails(scenario, text.replace("vfio/0", "vfio/3"))
     assert scenario.outcomes == [EndReason.AMBIGUOUS_START, EndReason.PROGRAM_FAILED]
@@ -66,7 +66,7 @@ def test_the_same_machine_twice_is_no_second_machine() -> None:
     ]:
         start_fails(scenario, TEXTS[0], rack)
         assert scenario.outcomes[-1] is outcome, rack
-    assert len(scenario.did(EffectKind.RELEASE)) == 2
+    assert len(scenario.did(EffectType.RELEASE)) == 2
 
 
 def test_different_errors_on_each_slice_end_after_two_other_slices() -> None:

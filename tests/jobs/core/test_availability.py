@@ -15,7 +15,7 @@ from drumline.jobs.core.zone_history import (
     USUAL_LIFETIME,
     ZoneEvent,
 )
-from drumline.observed import FaultKind
+from drumline.observed import FaultType
 
 HERE = Candidate("v4-8", "us-central2-b")
 
@@ -71,7 +71,7 @@ def test_a_larger_slice_is_not_requested_where_a_smaller_one_is_out() -> None:
 
 def test_a_missing_permission_for_a_small_slice_says_nothing_about_larger_ones() -> None:
     book = ZoneBackoff()
-    book.record_shortage(HERE, "denied", 0.0, fault=FaultKind.DENIED)
+    book.record_shortage(HERE, "denied", 0.0, fault=FaultType.DENIED)
     assert book.status(Candidate("v4-128", HERE.zone), 0, 1.0).open
 
 
@@ -116,7 +116,7 @@ def test_requests_that_fail_together_count_once_in_the_history() -> None:
     zones = availability(events, [0.0])
     for _ in range(5):
         zones.record_shortage(HERE, "no capacity", waited=600.0)
-    zones.record_shortage(Candidate("v4-16", "us-east1-d"), "denied", fault=FaultKind.DENIED)
+    zones.record_shortage(Candidate("v4-16", "us-east1-d"), "denied", fault=FaultType.DENIED)
     assert [event.seconds for _, event in events] == [600.0]
 
 

@@ -8,7 +8,7 @@ from drumline.jobs.core.lifecycle import adapt_times
 from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     DesiredState,
-    EffectKind,
+    EffectType,
     Status,
 )
 from tests.jobs.scenario import TIMEOUTS, Scenario
@@ -31,8 +31,8 @@ def test_a_cancel_waits_for_the_host_that_cannot_be_reached() -> None:
     assert scenario.job.reason == "stopping: host 1 cannot be reached"
     scenario.effects.clear()
     scenario.passes(60.0)
-    assert set(scenario.did(EffectKind.STOP)) == {SLICE}, "the stop is repeated"
-    assert not scenario.did(EffectKind.RELEASE)
+    assert set(scenario.did(EffectType.STOP)) == {SLICE}, "the stop is repeated"
+    assert not scenario.did(EffectType.RELEASE)
     scenario.unreachable, scenario.stopped = (), True
     scenario.settle()
     assert scenario.status() is Status.CANCELLED
@@ -44,7 +44,7 @@ def test_a_cancel_waits_for_the_program_on_an_earlier_slice_that_is_never_delete
     scenario.job = replace(scenario.job, wish=DesiredState.CANCEL, keep=3600.0)
     scenario.stopped, scenario.old_program_may_run = True, True
     scenario.settle()
-    assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert scenario.did(EffectType.RELEASE) == [SLICE]
     assert not scenario.status().ended
     assert scenario.job.reason == "stopping: waiting for its slice to be deleted"
     scenario.old_program_may_run = False
@@ -63,7 +63,7 @@ def test_a_slice_with_a_host_that_stays_unreachable_is_not_kept() -> None:
     scenario = stopping(DesiredState.CANCEL)
     scenario.old_program_may_run = True
     scenario.passes(TIMEOUTS.bad_silence + 1)
-    assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert scenario.did(EffectType.RELEASE) == [SLICE]
     assert not scenario.status().ended
     assert scenario.job.reason == (
         "stopping: a host cannot be reached, waiting for its slice to be deleted"
@@ -85,7 +85,7 @@ def test_a_slice_that_is_not_kept_is_released_to_confirm_the_stop(
     scenario.settle()
     scenario.unreachable, scenario.old_program_may_run = (0, 1), True
     scenario.settle()
-    assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert scenario.did(EffectType.RELEASE) == [SLICE]
     assert not scenario.status().ended, "its program may still run"
     scenario.old_program_may_run = False
     scenario.settle()
@@ -97,7 +97,7 @@ def test_a_slice_that_is_being_deleted_may_still_run_the_program() -> None:
     scenario.job = replace(scenario.job, wish=DesiredState.CANCEL)
     scenario.old_program_may_run = True
     scenario.look("DELETING", "READY")
-    assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert scenario.did(EffectType.RELEASE) == [SLICE]
     assert not scenario.status().ended
     scenario.old_program_may_run = False
     scenario.settle()
@@ -139,7 +139,7 @@ def test_a_failed_program_is_started_again_when_every_host_confirmed_its_stop() 
     assert scenario.outcomes == []
     scenario.effects.clear()
     scenario.settle()
-    assert scenario.did(EffectKind.STOP)
+    assert scenario.did(EffectType.STOP)
     scenario.unreachable, scenario.stopped = (), True
     scenario.settle().passes(TIMEOUTS.rest + 1)
     assert scenario.outcomes == [EndReason.PROGRAM_FAILED]
@@ -152,7 +152,7 @@ def test_a_host_that_answers_and_never_confirms_is_replaced() -> None:
         scenario.now += TIMEOUTS.bad_silence / 4
         scenario.everybody_is_heard()
     assert scenario.outcomes == [EndReason.BAD_HOST]
-    assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert scenario.did(EffectType.RELEASE) == [SLICE]
 
 
 def test_a_host_that_is_back_after_a_long_silence_is_told_to_stop_again() -> None:
@@ -162,7 +162,7 @@ def test_a_host_that_is_back_after_a_long_silence_is_told_to_stop_again() -> Non
     scenario.effects.clear()
     scenario.everybody_is_heard()
     assert scenario.outcomes == []
-    assert scenario.did(EffectKind.STOP)
+    assert scenario.did(EffectType.STOP)
     scenario.unreachable, scenario.stopped = (), True
     scenario.settle()
     assert scenario.outcomes == [EndReason.PROGRAM_FAILED]
@@ -186,4 +186,4 @@ def test_the_wait_begins_again_with_a_new_server(wish: DesiredState) -> None:
     scenario.job = adapt_times(scenario.job, scenario.now)
     scenario.everybody_is_heard()
     assert scenario.outcomes == []
-    assert not scenario.did(EffectKind.RELEASE)
+    assert not scenario.did(EffectType.RELEASE)

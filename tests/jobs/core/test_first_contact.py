@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumline.jobs.core.state import EffectKind, Status
+from drumline.jobs.core.state import EffectType, Status
 from drumline.observed import ContactFailure, HostPhase
 from tests.jobs.scenario import TIMEOUTS, Scenario
 
@@ -42,7 +42,7 @@ def test_a_job_that_reached_no_host_of_its_first_slices_ends_with_the_reason(
     assert advice in scenario.job.reason, scenario.job.reason
     assert (scenario.job.bad_hosts, scenario.job.failures, scenario.job.cause) == (0, 0, None)
     assert set(scenario.outcomes) == {"unreachable"}
-    assert len(scenario.did(EffectKind.RELEASE)) == slices
+    assert len(scenario.did(EffectType.RELEASE)) == slices
 
 
 @pytest.mark.parametrize("contact", [ContactFailure.KEY_REFUSED, ContactFailure.NO_ADDRESS])

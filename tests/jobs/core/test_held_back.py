@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from drumline.jobs.core.host_history import EvidenceKind
+from drumline.jobs.core.host_history import EvidenceType
 from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Allowance,
     DesiredState,
-    EffectKind,
+    EffectType,
     Status,
 )
 from drumline.observed import HostPhase
@@ -34,7 +34,7 @@ def test_the_host_that_a_burn_in_names_is_the_cause() -> None:
     scenario = burnt(Scenario().runs())
     assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.job.cause is not None
-    assert (scenario.job.cause.host, scenario.job.cause.proof) == (1, EvidenceKind.BURN_IN)
+    assert (scenario.job.cause.host, scenario.job.cause.proof) == (1, EvidenceType.BURN_IN)
     assert "chip 5 of host 1 computes wrong" in scenario.event_texts[-2]
 
 
@@ -44,7 +44,7 @@ def test_a_training_that_names_a_chip_is_a_replay() -> None:
     fails(scenario, exit_code=1, error=error)
     assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.job.cause is not None
-    assert (scenario.job.cause.host, scenario.job.cause.proof) == (1, EvidenceKind.REPLAY)
+    assert (scenario.job.cause.host, scenario.job.cause.proof) == (1, EvidenceType.REPLAY)
 
 
 def test_a_fault_report_without_a_host_records_no_evidence() -> None:
@@ -86,7 +86,7 @@ def test_a_rejected_slice_is_released_and_the_attempt_continues() -> None:
         .settle()
     )
     assert scenario.outcomes == []
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
     assert "refused" in scenario.events
     assert (scenario.job.attempts, scenario.job.bad_hosts, scenario.job.failures) == (1, 0, 0)
     scenario.passes(60)
@@ -125,14 +125,14 @@ def test_a_slice_is_held_back_until_the_program_runs_elsewhere() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, parking=1)
     burnt(scenario.runs())
-    assert scenario.did(EffectKind.RELEASE) == []
+    assert scenario.did(EffectType.RELEASE) == []
     assert [placement.name for placement in scenario.job.held_back] == ["dl-me-000001-1"]
     burnt(scenario.slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running"))
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-2"], "there is room for one"
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-2"], "there is room for one"
     scenario.slice_is_there().all_hosts(HostPhase.RUNNING, burn_in="running")
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-2"], "this one may be bad as well"
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-2"], "this one may be bad as well"
     scenario.all_hosts(HostPhase.RUNNING, burn_in="pass")
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-2", "dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-2", "dl-me-000001-1"]
     assert scenario.job.held_back == ()
 
 
@@ -143,7 +143,7 @@ def test_a_slice_on_which_the_program_may_still_run_is_never_held_back() -> None
     scenario.passes(TIMEOUTS.bad_silence + 1).look("ACTIVE", "READY")
     assert scenario.outcomes == [EndReason.BAD_HOST]
     assert scenario.job.held_back == ()
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
 
 
 @pytest.mark.parametrize("wish", [DesiredState.CANCEL, DesiredState.DELETE])
@@ -154,7 +154,7 @@ def test_no_slice_is_held_back_after_the_end_of_the_job(wish: DesiredState) -> N
     scenario.job = replace(scenario.job, wish=wish)
     scenario.settle()
     assert scenario.status() is Status.CANCELLED
-    assert scenario.did(EffectKind.RELEASE).count("dl-me-000001-1") == 1
+    assert scenario.did(EffectType.RELEASE).count("dl-me-000001-1") == 1
     assert scenario.job.held_back == ()
 
 
@@ -181,7 +181,7 @@ def test_a_host_without_a_program_prevents_neither_the_proof_nor_the_release() -
     scenario.host(1, HostPhase.EXITED, exit_code=0, rank=None).settle()
     assert scenario.job.held_back
     scenario.host(0, HostPhase.RUNNING, burn_in="pass").settle()
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
     assert scenario.placement is not None
     assert scenario.placement.proved
 
@@ -190,7 +190,7 @@ def test_a_new_server_without_reports_releases_no_slice() -> None:
     scenario = parked(Scenario()).all_hosts(HostPhase.RUNNING, burn_in="running")
     scenario.hosts = ()
     scenario.settle()
-    assert scenario.did(EffectKind.RELEASE) == []
+    assert scenario.did(EffectType.RELEASE) == []
     assert scenario.job.held_back
 
 
@@ -200,7 +200,7 @@ def test_a_slice_where_the_program_may_still_run_is_released_and_not_held_back()
     scenario.passes(TIMEOUTS.bad_silence + 1).host(0, HostPhase.RUNNING)
     scenario.look("ACTIVE", "READY")
     assert scenario.outcomes == [EndReason.BAD_HOST]
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
     assert scenario.job.held_back == ()
 
 
@@ -211,7 +211,7 @@ def test_held_back_slices_are_released_when_the_quota_is_used_up() -> None:
     scenario.cloud_refuses(
         8, "Quota limit 'TPUV4sPreemptiblePodPerProjectPerZone' has been exceeded."
     )
-    assert scenario.did(EffectKind.RELEASE).count("dl-me-000001-1") == 1
+    assert scenario.did(EffectType.RELEASE).count("dl-me-000001-1") == 1
     assert "no other slice is available" in scenario.event_texts[-1]
 
 
@@ -280,7 +280,7 @@ def test_the_reported_host_is_a_rank_of_the_program() -> None:
     scenario.host(1, HostPhase.EXITED, rank=0, exit_code=86, error_at=1.0, error=fault_text)
     scenario.passes(TIMEOUTS.settle + 1).look("ACTIVE", "READY")
     assert scenario.job.cause is not None
-    assert (scenario.job.cause.host, scenario.job.cause.proof) == (1, EvidenceKind.BURN_IN)
+    assert (scenario.job.cause.host, scenario.job.cause.proof) == (1, EvidenceType.BURN_IN)
 
 
 def test_fault_reports_of_tested_chips_use_up_the_allowance() -> None:

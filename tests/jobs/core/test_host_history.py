@@ -8,7 +8,7 @@ from drumline.jobs.core.host_history import (
     POSITION_SECONDS,
     SUSPICION_SECONDS,
     Evidence,
-    EvidenceKind,
+    EvidenceType,
     HostName,
     HostRecord,
     HostState,
@@ -25,7 +25,7 @@ def host(number: int = 0, strength: Strength = Strength.MACHINE) -> HostRecord:
 
 
 def against(
-    proof: EvidenceKind, at: float = NOW, job: str = "000001", located: bool = False
+    proof: EvidenceType, at: float = NOW, job: str = "000001", located: bool = False
 ) -> Evidence:
     return Evidence(proof, "its chip 2 computes wrong", at, job, 1, located)
 
@@ -38,7 +38,7 @@ def test_a_host_that_was_only_met_is_good() -> None:
 
 
 def test_a_measured_fault_excludes_for_a_week_and_is_examined_again() -> None:
-    known = host_history.add_evidence(host(), against(EvidenceKind.BURN_IN), [])
+    known = host_history.add_evidence(host(), against(EvidenceType.BURN_IN), [])
     assert known.state(NOW) is EXCLUDED
     assert known.expires(NOW) == NOW + EXCLUSION_SECONDS
     assert not known.refused(NOW)
@@ -46,19 +46,19 @@ def test_a_measured_fault_excludes_for_a_week_and_is_examined_again() -> None:
 
 
 def test_a_long_burn_in_that_passes_makes_it_suspect_and_the_next_fault_excludes_it_again() -> None:
-    known = host_history.add_evidence(host(), against(EvidenceKind.REPLAY), [])
+    known = host_history.add_evidence(host(), against(EvidenceType.REPLAY), [])
     known = host_history.add_pass(known, "000002", "passed", NOW + 10)
     assert known.state(NOW + 11) is SUSPECT
-    known = host_history.add_evidence(known, against(EvidenceKind.BURN_IN, NOW + 20), [])
+    known = host_history.add_evidence(known, against(EvidenceType.BURN_IN, NOW + 20), [])
     assert known.state(NOW + 21) is EXCLUDED
 
 
 def test_one_failed_start_is_suspect_and_those_of_two_jobs_are_refused() -> None:
-    known = host_history.add_evidence(host(), against(EvidenceKind.START), [])
+    known = host_history.add_evidence(host(), against(EvidenceType.START), [])
     assert known.state(NOW) is SUSPECT
-    known = host_history.add_evidence(known, against(EvidenceKind.START, NOW + 10), [])
+    known = host_history.add_evidence(known, against(EvidenceType.START, NOW + 10), [])
     assert known.state(NOW + 10) is SUSPECT, "the same job twice may be the job's own fault"
-    known = host_history.add_evidence(known, against(EvidenceKind.START, NOW + 20, "000002"), [])
+    known = host_history.add_evidence(known, against(EvidenceType.START, NOW + 20, "000002"), [])
     assert known.state(NOW + 20) is EXCLUDED
     assert known.refused(NOW + 20)
     known = host_history.add_pass(known, "000003", "passed", NOW + 30)
@@ -66,22 +66,22 @@ def test_one_failed_start_is_suspect_and_those_of_two_jobs_are_refused() -> None
 
 
 def test_failed_starts_of_two_jobs_on_different_days_are_no_pattern() -> None:
-    known = host_history.add_evidence(host(), against(EvidenceKind.START), [])
+    known = host_history.add_evidence(host(), against(EvidenceType.START), [])
     known = host_history.add_evidence(
-        known, against(EvidenceKind.START, NOW + SUSPICION_SECONDS + 60, "000002"), []
+        known, against(EvidenceType.START, NOW + SUSPICION_SECONDS + 60, "000002"), []
     )
     assert known.state(NOW + SUSPICION_SECONDS + 60) is SUSPECT
 
 
 def test_an_error_that_names_the_chip_needs_no_second_job() -> None:
-    known = host_history.add_evidence(host(), against(EvidenceKind.START, located=True), [])
+    known = host_history.add_evidence(host(), against(EvidenceType.START, located=True), [])
     assert known.state(NOW) is EXCLUDED
 
 
 def test_evidence_by_position_expires_soon_and_never_refuses_a_host() -> None:
     known = host(strength=Strength.POSITION)
     for job in ("000001", "000002", "000003"):
-        known = host_history.add_evidence(known, against(EvidenceKind.START, job=job), [])
+        known = host_history.add_evidence(known, against(EvidenceType.START, job=job), [])
     assert known.state(NOW) is EXCLUDED
     assert not known.refused(NOW)
     assert known.state(NOW + POSITION_SECONDS + 1) is GOOD
@@ -101,7 +101,7 @@ def test_many_bad_hosts_at_once_are_an_event_and_count_against_no_host() -> None
     for number in range(5):
         others = [*hosts[:number], *hosts[number + 1 :]]
         hosts[number] = host_history.add_evidence(
-            hosts[number], against(EvidenceKind.BURN_IN), others
+            hosts[number], against(EvidenceType.BURN_IN), others
         )
     states = [known.state(NOW) for known in hosts]
     assert states == [EXCLUDED] * 2 + [SUSPECT] * 3 + [GOOD] * 3
@@ -115,7 +115,7 @@ def test_a_large_fleet_may_lose_a_fifth_before_it_is_an_event() -> None:
     for number in range(10):
         others = [*hosts[:number], *hosts[number + 1 :]]
         hosts[number] = host_history.add_evidence(
-            hosts[number], against(EvidenceKind.BURN_IN), others
+            hosts[number], against(EvidenceType.BURN_IN), others
         )
     assert sum(known.state(NOW) is EXCLUDED for known in hosts) == 10
     assert not host_history.mass_failure_message(hosts, NOW)
@@ -125,7 +125,7 @@ def test_old_evidence_makes_room_for_new() -> None:
     known = host()
     for number in range(100):
         known = host_history.add_evidence(
-            known, against(EvidenceKind.START, NOW + number, f"{number:06}"), []
+            known, against(EvidenceType.START, NOW + number, f"{number:06}"), []
         )
     assert len(known.evidence) == host_history.MAX_EVIDENCE
     assert known.evidence[-1].job == "000099"
@@ -133,32 +133,32 @@ def test_old_evidence_makes_room_for_new() -> None:
 
 
 def test_steps_that_differ_again_after_a_burn_in_was_passed_refuse_the_host() -> None:
-    known = host_history.add_evidence(host(), against(EvidenceKind.REPLAY), [])
+    known = host_history.add_evidence(host(), against(EvidenceType.REPLAY), [])
     known = host_history.add_pass(known, "000002", "passed", NOW + 10)
     assert not known.refused(NOW + 10)
-    known = host_history.add_evidence(known, against(EvidenceKind.REPLAY, NOW + 20), [])
+    known = host_history.add_evidence(known, against(EvidenceType.REPLAY, NOW + 20), [])
     assert known.refused(NOW + 20)
     assert not known.refused(NOW + 20 + EXCLUSION_SECONDS)
-    burnt = host_history.add_evidence(host(), against(EvidenceKind.BURN_IN), [])
+    burnt = host_history.add_evidence(host(), against(EvidenceType.BURN_IN), [])
     burnt = host_history.add_evidence(
-        host_history.add_pass(burnt, "2", "", NOW), against(EvidenceKind.BURN_IN), []
+        host_history.add_pass(burnt, "2", "", NOW), against(EvidenceType.BURN_IN), []
     )
     assert not burnt.refused(NOW), "a burn-in does show it"
 
 
 def test_evidence_after_the_clock_was_set_back_counts() -> None:
-    known = host_history.add_evidence(host(), against(EvidenceKind.BURN_IN), [])
+    known = host_history.add_evidence(host(), against(EvidenceType.BURN_IN), [])
     known = host_history.add_pass(known, "000002", "passed", NOW + 10)
-    known = host_history.add_evidence(known, against(EvidenceKind.BURN_IN, NOW - 3600), [])
+    known = host_history.add_evidence(known, against(EvidenceType.BURN_IN, NOW - 3600), [])
     assert known.state(NOW - 3600) is EXCLUDED
-    twice = host_history.add_evidence(host(), against(EvidenceKind.START), [])
-    twice = host_history.add_evidence(twice, against(EvidenceKind.START, NOW - 3600, "000002"), [])
+    twice = host_history.add_evidence(host(), against(EvidenceType.START), [])
+    twice = host_history.add_evidence(twice, against(EvidenceType.START, NOW - 3600, "000002"), [])
     assert twice.state(NOW - 3600) is EXCLUDED
 
 
 def test_a_clock_that_was_ahead_excludes_no_host_for_longer() -> None:
     year = 365 * 24 * 3600.0
-    known = host_history.add_evidence(host(), against(EvidenceKind.BURN_IN, NOW + year), [])
+    known = host_history.add_evidence(host(), against(EvidenceType.BURN_IN, NOW + year), [])
     mended = host_history.clamp_times(known, NOW)
     assert mended.expires(NOW) == NOW + EXCLUSION_SECONDS
     assert mended.last_seen == NOW
@@ -176,10 +176,10 @@ def test_a_host_that_was_excluded_unseen_gets_its_place_when_it_is_met() -> None
 def test_manual_exclusions_are_never_displaced_nor_measurements_by_passes() -> None:
     known = host_history.exclude(host(), "gives NaN", None, NOW)
     for number in range(100):
-        known = host_history.add_evidence(known, against(EvidenceKind.START, NOW + number), [])
+        known = host_history.add_evidence(known, against(EvidenceType.START, NOW + number), [])
     assert known.refused(NOW + 100)
     assert len(known.evidence) == host_history.MAX_EVIDENCE
-    measured = host_history.add_evidence(host(), against(EvidenceKind.BURN_IN), [])
+    measured = host_history.add_evidence(host(), against(EvidenceType.BURN_IN), [])
     for number in range(100):
         measured = host_history.add_pass(measured, "000002", "passed", NOW + number)
     assert measured.state(NOW + 100) is SUSPECT
@@ -190,7 +190,7 @@ def test_hosts_that_people_exclude_went_bad_by_no_event() -> None:
     for number in range(3):
         others = [*hosts[:number], *hosts[number + 1 :]]
         hosts[number] = host_history.add_evidence(
-            hosts[number], against(EvidenceKind.BURN_IN), others
+            hosts[number], against(EvidenceType.BURN_IN), others
         )
     hosts[7] = host_history.exclude(hosts[7], "by hand", None, NOW)
     assert "3 of 8 hosts went bad" in host_history.mass_failure_message(hosts, NOW)

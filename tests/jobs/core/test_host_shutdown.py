@@ -8,7 +8,7 @@ import pytest
 from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Allowance,
-    EffectKind,
+    EffectType,
 )
 from drumline.observed import HostPhase
 from tests.jobs.fakes import ServerHarness, run_scenario
@@ -43,7 +43,7 @@ def test_no_program_starts_on_a_host_that_shuts_down() -> None:
         scenario.host(index, HostPhase.EXITED, exit_code=143, error="", shutdown_reason="preempted")
     scenario.settle().passes(1)
     assert scenario.outcomes == [EndReason.PREEMPTED], "though the cloud still says READY"
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
     assert any("host 0 is going down: preempted" in text for text in scenario.event_texts)
 
 

@@ -12,7 +12,7 @@ from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Allowance,
     DesiredState,
-    EffectKind,
+    EffectType,
     Status,
     ZoneStatus,
 )
@@ -26,7 +26,7 @@ def test_an_undisturbed_job_asks_runs_and_releases() -> None:
     scenario.all_hosts(HostPhase.EXITED, exit_code=0)
     assert scenario.status() is Status.SUCCEEDED
     assert scenario.outcomes == [EndReason.SUCCEEDED]
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
 
 
 def test_a_program_that_ends_at_once_is_recorded_like_any_other() -> None:
@@ -42,7 +42,7 @@ def test_the_name_of_a_slice_is_written_before_it_is_asked_for() -> None:
     scenario = Scenario().settle()
     assert scenario.placement is not None
     assert scenario.placement.accepted_at is None
-    assert set(scenario.did(EffectKind.REQUEST)) == {scenario.placement.name}
+    assert set(scenario.did(EffectType.REQUEST)) == {scenario.placement.name}
 
 
 def test_one_host_that_is_done_early_does_not_end_the_job() -> None:
@@ -67,7 +67,7 @@ def test_a_taken_slice_is_released_and_the_job_asks_again(
 ) -> None:
     scenario = Scenario().runs().look(request_state, node)
     assert scenario.outcomes == [EndReason.PREEMPTED]
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
     assert scenario.status() is Status.RECOVERING
     assert scenario.placement is not None
     assert scenario.placement.name == "dl-me-000001-2"
@@ -99,7 +99,7 @@ def test_without_a_fresh_poll_no_slice_is_lost() -> None:
     scenario = Scenario().settle().cloud_takes_the_request()
     scenario.passes(100_000)
     assert scenario.placement is not None
-    assert scenario.did(EffectKind.RELEASE) == []
+    assert scenario.did(EffectType.RELEASE) == []
 
 
 def test_a_new_slice_waits_until_the_old_one_can_no_longer_run() -> None:
@@ -132,11 +132,11 @@ def test_several_slices_are_one_placement_that_is_held_and_lost_together() -> No
         scenario.listed, state=PlacementState.READY, cloud_state="READY", slices=slices
     )
     scenario.passes(1)
-    assert set(scenario.did(EffectKind.RUN)) == {placement.name}
+    assert set(scenario.did(EffectType.RUN)) == {placement.name}
     lost = replace(scenario.listed, state=PlacementState.LOST, lost_reason="node PREEMPTED")
     scenario.listed = lost
     scenario.passes(1)
-    assert scenario.did(EffectKind.RELEASE) == [placement.name]
+    assert scenario.did(EffectType.RELEASE) == [placement.name]
     assert scenario.outcomes == [EndReason.PREEMPTED]
 
 
@@ -147,7 +147,7 @@ def test_no_capacity_moves_to_the_next_zone_with_a_reason() -> None:
         B: ZoneStatus(),
     }
     scenario.cloud_refuses(8, NO_CAPACITY.message)
-    assert scenario.did(EffectKind.NO_CAPACITY) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.NO_CAPACITY) == ["dl-me-000001-1"]
     assert "no capacity in us-central2-b" in scenario.job.reason
     scenario.settle()
     assert scenario.placement is not None
@@ -213,7 +213,7 @@ def test_three_refusals_in_a_row_lead_to_the_next_zone(code: int | None, text: s
     assert scenario.placement.zone == A.zone
     assert scenario.job.attempts == 1
     assert scenario.outcomes == []
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1", "dl-me-000001-2"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1", "dl-me-000001-2"]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_missing_login_and_the_rate_of_calls_only_wait(code: int, text: str) -
     for _ in range(10):
         scenario.cloud_refuses(code, text).passes(200)
     assert [request.name for request in scenario.job.requests] == names
-    assert scenario.did(EffectKind.RELEASE) == []
+    assert scenario.did(EffectType.RELEASE) == []
 
 
 def test_a_job_with_one_candidate_repeats_its_request() -> None:
@@ -378,12 +378,12 @@ def test_cancel_keeps_the_slice_and_resume_uses_it() -> None:
     scenario = Scenario().runs()
     scenario.job = replace(scenario.job, wish=DesiredState.CANCEL)
     scenario.settle()
-    assert scenario.did(EffectKind.STOP)
+    assert scenario.did(EffectType.STOP)
     assert scenario.status() is Status.RUNNING
     scenario.stopped = True
     scenario.settle()
     assert scenario.status() is Status.CANCELLED
-    assert scenario.did(EffectKind.RELEASE) == []
+    assert scenario.did(EffectType.RELEASE) == []
     scenario.job = lifecycle.reset_for_resume(scenario.job)
     scenario.settle()
     assert scenario.job.attempts == 2
@@ -400,15 +400,15 @@ def failed_job() -> Scenario:
 def test_a_failed_job_keeps_its_slice_for_a_resume() -> None:
     scenario = failed_job().verdict()
     assert scenario.status() is Status.FAILED
-    assert scenario.did(EffectKind.RELEASE) == []
+    assert scenario.did(EffectType.RELEASE) == []
     reason = scenario.job.reason
     scenario.job = lifecycle.reset_for_resume(scenario.job)
     scenario.settle()
     assert (scenario.job.attempts, scenario.job.asks) == (2, 1)
     again = failed_job().verdict().passes(299)
-    assert again.did(EffectKind.RELEASE) == []
+    assert again.did(EffectType.RELEASE) == []
     again.passes(2)
-    assert again.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert again.did(EffectType.RELEASE) == ["dl-me-000001-1"]
     assert (again.status(), again.job.reason) == (Status.FAILED, reason)
     assert "not resumed within 5 min" in again.event_texts[-1]
 
@@ -417,21 +417,21 @@ def test_a_delete_releases_the_slice_of_a_failed_job() -> None:
     scenario = failed_job().verdict()
     scenario.job = replace(scenario.job, wish=DesiredState.DELETE)
     scenario.settle()
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
     assert scenario.status() is Status.FAILED
 
 
 def test_a_failed_job_that_keeps_no_slice_releases_it_at_once() -> None:
     scenario = failed_job()
     scenario.job = replace(scenario.job, keep_failed=0.0)
-    assert scenario.verdict().did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.verdict().did(EffectType.RELEASE) == ["dl-me-000001-1"]
 
 
 def test_a_slice_whose_program_is_not_known_to_be_dead_is_not_kept() -> None:
     scenario = failed_job()
     scenario.host(1, HostPhase.RUNNING).passes(TIMEOUTS.settle + 1).verdict()
     assert scenario.status() is Status.FAILED
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
 
 
 def test_a_slice_with_a_bad_host_is_not_kept() -> None:
@@ -440,7 +440,7 @@ def test_a_slice_with_a_bad_host_is_not_kept() -> None:
     scenario.runs().program_fails(error="Failed to initialize TPU system: open(/dev/vfio/0): busy")
     scenario.look("ACTIVE", "READY").everybody_is_heard()
     assert scenario.status() is Status.FAILED
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
 
 
 def test_a_kept_slice_that_is_taken_is_released() -> None:
@@ -449,7 +449,7 @@ def test_a_kept_slice_that_is_taken_is_released() -> None:
     scenario.stopped = True
     scenario.settle().look("SUSPENDED", "PREEMPTED")
     assert scenario.status() is Status.CANCELLED
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
 
 
 @pytest.mark.parametrize("wish", [DesiredState.CANCEL, DesiredState.DELETE])
@@ -458,7 +458,7 @@ def test_a_job_ended_while_it_waits_leaves_no_request(wish: DesiredState) -> Non
     scenario.job = replace(scenario.job, wish=wish)
     scenario.settle()
     assert scenario.status() is Status.CANCELLED
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
 
 
 def test_delete_stops_the_program_and_releases() -> None:
@@ -469,7 +469,7 @@ def test_delete_stops_the_program_and_releases() -> None:
     scenario.settle()
     assert scenario.status() is Status.CANCELLED
     assert scenario.placement is None
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
 
 
 def test_an_invalid_request_fails_the_job_with_the_clouds_message() -> None:
@@ -521,8 +521,8 @@ def test_every_slice_except_the_current_one_is_released(steps: list[str]) -> Non
                 scenario.settle()
             case _:
                 continue
-    requested = set(scenario.did(EffectKind.REQUEST))
-    released = set(scenario.did(EffectKind.RELEASE))
+    requested = set(scenario.did(EffectType.REQUEST))
+    released = set(scenario.did(EffectType.RELEASE))
     held_names = {scenario.placement.name} if scenario.placement else set()
     assert requested - released == held_names
     assert held_names.isdisjoint(released)
@@ -568,7 +568,7 @@ def test_other_hosts_are_not_blamed_before_a_rebooted_host_reports(server: str) 
     scenario.look("ACTIVE", "READY").host(1, before[0], reported_at=before[1])
     scenario.host(0, HostPhase.EXITED, exit_code=1, error="Connection reset by peer", error_at=at)
     scenario.settle()
-    assert scenario.did(EffectKind.STOP) == []
+    assert scenario.did(EffectType.STOP) == []
     scenario.host(1, HostPhase.MISSING)
     scenario.settle()
     assert scenario.outcomes == [EndReason.BAD_HOST]
@@ -614,7 +614,7 @@ def test_a_silent_slice_in_maintenance_is_lost_without_a_bad_host() -> None:
     scenario = in_maintenance(Scenario().runs().passes(TIMEOUTS.silence + 60)).settle()
     assert scenario.outcomes == [EndReason.PREEMPTED]
     assert (scenario.job.bad_hosts, scenario.job.failures) == (0, 0)
-    assert scenario.did(EffectKind.RELEASE) == ["dl-me-000001-1"]
+    assert scenario.did(EffectType.RELEASE) == ["dl-me-000001-1"]
 
 
 def test_a_maintenance_that_ended_before_the_newest_poll_explains_the_silence() -> None:

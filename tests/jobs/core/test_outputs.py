@@ -9,14 +9,14 @@ from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Allowance,
     DesiredState,
-    EffectKind,
+    EffectType,
     OutputsCopy,
     Status,
 )
 from drumline.observed import HostPhase
 from tests.jobs.scenario import TIMEOUTS, Scenario
 
-COPY = EffectKind.COPY_OUTPUTS
+COPY = EffectType.COPY_OUTPUTS
 SUMMARY = "3 files are in /home/lab/outputs"
 
 
@@ -54,13 +54,13 @@ def test_a_success_waits_for_a_copy_that_began_after_it() -> None:
     assert scenario.status() is Status.RUNNING
     assert scenario.job.reason == "copying the outputs"
     assert scenario.did(COPY)
-    assert not scenario.did(EffectKind.RELEASE)
+    assert not scenario.did(EffectType.RELEASE)
     scenario.outputs = OutputsCopy(began_at, scenario.now, SUMMARY)
     scenario.settle()
     assert scenario.status() is Status.RUNNING, "that copy may miss the last changes"
     copied(scenario)
     assert scenario.status() is Status.SUCCEEDED
-    assert len(set(scenario.did(EffectKind.RELEASE))) == 1
+    assert len(set(scenario.did(EffectType.RELEASE))) == 1
     assert scenario.event_texts[scenario.events.index("outputs")] == SUMMARY
 
 

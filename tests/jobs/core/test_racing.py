@@ -10,7 +10,7 @@ from drumline.jobs.core.state import (
     Candidate,
     Decision,
     DesiredState,
-    EffectKind,
+    EffectType,
     Job,
     Observations,
     Placement,
@@ -22,7 +22,7 @@ from drumline.jobs.core.state import (
 from drumline.observed import (
     Endpoint,
     Fault,
-    FaultKind,
+    FaultType,
     HostPhase,
     HostReport,
     ListedPlacement,
@@ -34,10 +34,10 @@ from drumline.observed import (
 from tests.jobs.scenario import TIMEOUTS
 
 A, B, C, D = (Candidate("v4-8", f"zone-{letter}") for letter in "abcd")
-STOCKOUT = Refusal(Fault(FaultKind.STOCKOUT, Scope.ZONE), "no capacity in zone-b")
-QUOTA = Refusal(Fault(FaultKind.QUOTA, Scope.ZONE), "quota of zone-b used up")
-SERVICE_FAILS = Refusal(Fault(FaultKind.TRANSIENT, Scope.ZONE), "backend error")
-INVALID = Refusal(Fault(FaultKind.INVALID, Scope.REQUEST), "the image is not known")
+STOCKOUT = Refusal(Fault(FaultType.STOCKOUT, Scope.ZONE), "no capacity in zone-b")
+QUOTA = Refusal(Fault(FaultType.QUOTA, Scope.ZONE), "quota of zone-b used up")
+SERVICE_FAILS = Refusal(Fault(FaultType.TRANSIENT, Scope.ZONE), "backend error")
+INVALID = Refusal(Fault(FaultType.INVALID, Scope.REQUEST), "the image is not known")
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Race:
         self.job = decision.job
         self.decisions.append(decision)
         for effect in decision.effects:
-            if effect.kind is EffectKind.NO_CAPACITY:
+            if effect.kind is EffectType.NO_CAPACITY:
                 self.zones[effect.placement.candidate] = ZoneStatus(False, effect.reason)
         if decision.ended or self.job.active is None:
             self.hosts, self.stopped = (), False
@@ -124,7 +124,7 @@ class Race:
         self.hosts = (HostReport(index=0, phase=phase, heard_at=self.now, rank=0),)
         return self.settle()
 
-    def names(self, kind: EffectKind) -> list[str]:
+    def names(self, kind: EffectType) -> list[str]:
         effects = [e for decision in self.decisions for e in decision.effects if e.kind is kind]
         return list(dict.fromkeys(effect.placement.zone for effect in effects))
 
@@ -142,16 +142,16 @@ def waiting() -> Race:
 
 def test_a_job_asks_in_three_zones_and_the_first_whose_hosts_answer_wins() -> None:
     race = waiting()
-    assert race.names(EffectKind.REQUEST) == ["zone-a", "zone-b", "zone-c"]
+    assert race.names(EffectType.REQUEST) == ["zone-a", "zone-b", "zone-c"]
     assert race.job.reason == "no capacity in zone-a, zone-b and zone-c for 3 s"
     race.becomes("zone-b", PlacementState.BOOTING)
     assert race.job.status is Status.STARTING
     assert "slice is booting in zone-b; no capacity in zone-a and zone-c" in race.job.reason
     race.becomes("zone-b", PlacementState.READY)
-    assert race.names(EffectKind.RUN) == ["zone-b"]
-    assert race.names(EffectKind.RELEASE) == []
+    assert race.names(EffectType.RUN) == ["zone-b"]
+    assert race.names(EffectType.RELEASE) == []
     race.answers()
-    assert race.names(EffectKind.RELEASE) == ["zone-a", "zone-c"]
+    assert race.names(EffectType.RELEASE) == ["zone-a", "zone-c"]
     assert [placement.role for placement in race.job.placements] == [PlacementRole.ACTIVE]
 
 
@@ -160,8 +160,8 @@ def test_of_two_slices_that_are_ready_in_the_same_second_one_runs_the_program() 
     for zone in ("zone-a", "zone-c"):
         race.lists(zone, PlacementState.READY)
     race.passes(1).answers(HostPhase.RUNNING)
-    assert race.names(EffectKind.RUN) == ["zone-a"]
-    assert race.names(EffectKind.RELEASE) == ["zone-b", "zone-c"]
+    assert race.names(EffectType.RUN) == ["zone-a"]
+    assert race.names(EffectType.RELEASE) == ["zone-b", "zone-c"]
     assert race.job.attempts == 1
 
 
@@ -176,7 +176,7 @@ def test_the_next_slice_takes_over_when_the_first_is_lost_before_its_hosts_answe
     assert active.zone == "zone-b"
     assert (race.job.preemptions, race.outcomes()) == (1, [EndReason.PREEMPTED])
     race.answers(HostPhase.RUNNING)
-    assert race.names(EffectKind.RELEASE) == ["zone-a", "zone-c"]
+    assert race.names(EffectType.RELEASE) == ["zone-a", "zone-c"]
     assert race.job.status is Status.RUNNING
 
 
@@ -204,13 +204,13 @@ def test_a_ready_slice_does_not_wait_for_ever_for_a_deletion() -> None:
     race = waiting()
     race.old_program_may_run = True
     race.becomes("zone-a", PlacementState.READY).passes(TIMEOUTS.deleting + 1)
-    assert race.names(EffectKind.RELEASE) == ["zone-a"]
+    assert race.names(EffectType.RELEASE) == ["zone-a"]
 
 
 @pytest.mark.parametrize("refusal", [STOCKOUT, QUOTA])
 def test_one_zone_that_refuses_leaves_the_other_requests_alone(refusal: Refusal) -> None:
     race = Race().settle().refuse("zone-b", refusal)
-    assert race.names(EffectKind.NO_CAPACITY) == ["zone-b"]
+    assert race.names(EffectType.NO_CAPACITY) == ["zone-b"]
     assert [request.zone for request in race.accept_all().job.requests] == ["zone-a", "zone-c"]
     race.zones.clear()
     assert [request.zone for request in race.settle().job.requests][2:] == ["zone-b"]
@@ -227,7 +227,7 @@ def test_a_request_that_fails_is_repeated_without_delaying_the_others() -> None:
 def test_a_request_that_keeps_failing_gives_way_to_a_zone_that_was_not_asked() -> None:
     job = Job("000001", "me", (A, B, C, D), created_at=0.0, ask=3)
     race = Race(job).settle()
-    assert race.names(EffectKind.REQUEST) == ["zone-a", "zone-b", "zone-c"]
+    assert race.names(EffectType.REQUEST) == ["zone-a", "zone-b", "zone-c"]
     for _ in range(3):
         race.refuse("zone-b", SERVICE_FAILS).passes(300)
     assert [request.zone for request in race.job.requests] == ["zone-a", "zone-c", "zone-d"]
@@ -292,16 +292,16 @@ def test_a_job_that_may_migrate_moves_when_a_cheaper_slice_is_ready() -> None:
     race.accept_all().answers(HostPhase.RUNNING).becomes("zone-c", PlacementState.QUEUED)
     race.answers(HostPhase.RUNNING)
     assert race.job.status is Status.RUNNING
-    assert race.names(EffectKind.STOP) == []
+    assert race.names(EffectType.STOP) == []
     race.becomes("zone-c", PlacementState.READY)
-    assert race.names(EffectKind.STOP) == ["zone-a"]
+    assert race.names(EffectType.STOP) == ["zone-a"]
     race.stopped = True
     race.settle()
     assert race.outcomes() == [EndReason.MOVED]
     active = race.job.active
     assert active is not None
     assert active.zone == "zone-c"
-    assert "zone-a" in race.names(EffectKind.RELEASE)
+    assert "zone-a" in race.names(EffectType.RELEASE)
     counts = (race.job.failures, race.job.bad_hosts, race.job.preemptions)
     assert (race.job.status, counts) == (Status.RECOVERING, (0, 0, 0))
 
@@ -314,7 +314,7 @@ def test_an_invalid_request_ends_the_job_and_withdraws_the_others() -> None:
     race = Race().settle().refuse("zone-b", INVALID)
     assert race.job.status is Status.FAILED
     assert race.job.placements == ()
-    assert sorted(race.names(EffectKind.RELEASE)) == ["zone-a", "zone-b", "zone-c"]
+    assert sorted(race.names(EffectType.RELEASE)) == ["zone-a", "zone-b", "zone-c"]
 
 
 def test_a_refusal_after_another_slice_was_granted_does_not_end_the_job() -> None:
@@ -333,12 +333,12 @@ def test_all_requests_of_a_job_that_shall_end_are_withdrawn(wish: DesiredState) 
     race.settle()
     assert race.job.status is Status.CANCELLED
     assert race.job.placements == ()
-    assert sorted(race.names(EffectKind.RELEASE)) == ["zone-a", "zone-b", "zone-c"]
+    assert sorted(race.names(EffectType.RELEASE)) == ["zone-a", "zone-b", "zone-c"]
 
 
 def test_a_job_that_asks_once_waits_for_one_zone() -> None:
     race = Race(replace(Race().job, ask=1)).settle().accept_all()
-    assert race.names(EffectKind.REQUEST) == ["zone-a"]
+    assert race.names(EffectType.REQUEST) == ["zone-a"]
 
 
 def test_two_accelerators_of_one_zone_are_not_asked_at_the_same_time() -> None:
@@ -352,4 +352,4 @@ def test_a_resumed_job_keeps_the_requests_that_fit_its_job_file() -> None:
     race.job = replace(race.job, choices=(A, C), wish=DesiredState.RESTART)
     race.settle()
     assert [request.zone for request in race.job.requests] == ["zone-a", "zone-c"]
-    assert race.names(EffectKind.RELEASE) == ["zone-b"]
+    assert race.names(EffectType.RELEASE) == ["zone-b"]

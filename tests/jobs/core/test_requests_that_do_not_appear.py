@@ -7,13 +7,13 @@ import pytest
 from drumline.jobs.core.lifecycle import adapt_times
 from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
-    EffectKind,
+    EffectType,
     Status,
 )
 from drumline.observed import (
     Endpoint,
     Fault,
-    FaultKind,
+    FaultType,
     ListedPlacement,
     ListedSlice,
     PlacementState,
@@ -22,8 +22,8 @@ from drumline.observed import (
 )
 from tests.jobs.scenario import TIMEOUTS, A, B, Scenario
 
-STOCKOUT = Refusal(Fault(FaultKind.STOCKOUT, Scope.ZONE), "no capacity in us-central2-b")
-INVALID = Refusal(Fault(FaultKind.INVALID, Scope.REQUEST), "the request was refused: bad version")
+STOCKOUT = Refusal(Fault(FaultType.STOCKOUT, Scope.ZONE), "no capacity in us-central2-b")
+INVALID = Refusal(Fault(FaultType.INVALID, Scope.REQUEST), "the request was refused: bad version")
 SLICE = "dl-me-000001-1"
 
 
@@ -35,7 +35,7 @@ def test_a_request_that_does_not_appear_at_once_is_waited_for() -> None:
     scenario = accepted().hidden()
     scenario.now += TIMEOUTS.visible - 5
     scenario.hidden()
-    assert scenario.did(EffectKind.RELEASE) == []
+    assert scenario.did(EffectType.RELEASE) == []
     assert scenario.job.preemptions == 0
     scenario.look("ACTIVE", "READY")
     assert scenario.status() is Status.STARTING
@@ -46,14 +46,14 @@ def test_a_request_that_never_appears_is_released_after_a_minute() -> None:
     scenario = accepted()
     scenario.now += TIMEOUTS.visible + 5
     scenario.hidden()
-    assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert scenario.did(EffectType.RELEASE) == [SLICE]
     assert not scenario.status().ended
 
 
 def test_the_minute_begins_when_the_cloud_accepts_the_request() -> None:
     scenario = Scenario().settle().passes(TIMEOUTS.visible + 60).cloud_takes_the_request()
     scenario.hidden()
-    assert scenario.did(EffectKind.RELEASE) == []
+    assert scenario.did(EffectType.RELEASE) == []
 
 
 def test_a_new_server_with_a_clock_set_forward_gives_a_request_its_minute_again() -> None:
@@ -61,20 +61,20 @@ def test_a_new_server_with_a_clock_set_forward_gives_a_request_its_minute_again(
     scenario.now += 3 * 3600
     scenario.job = adapt_times(scenario.job, scenario.now)
     scenario.hidden()
-    assert scenario.did(EffectKind.RELEASE) == []
+    assert scenario.did(EffectType.RELEASE) == []
     scenario.now += TIMEOUTS.visible + 5
     scenario.hidden()
-    assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert scenario.did(EffectType.RELEASE) == [SLICE]
 
 
 def test_an_operation_in_progress_is_not_a_lost_request() -> None:
     scenario = accepted()
     scenario.now += TIMEOUTS.visible * 5
     scenario.hidden(creating=True)
-    assert scenario.did(EffectKind.RELEASE) == []
+    assert scenario.did(EffectType.RELEASE) == []
     scenario.now += TIMEOUTS.booting
     scenario.hidden(creating=True)
-    assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert scenario.did(EffectType.RELEASE) == [SLICE]
     assert scenario.job.preemptions == 0, "nothing was ever granted"
     assert scenario.outcomes == []
     assert f"slice in {A.zone} is still not created after 45 min" in scenario.event_texts
@@ -84,7 +84,7 @@ def test_the_error_of_the_operation_decides_as_a_refusal() -> None:
     scenario = accepted().hidden(STOCKOUT)
     assert scenario.outcomes == []
     assert scenario.job.preemptions == 0
-    assert scenario.did(EffectKind.NO_CAPACITY) == [SLICE]
+    assert scenario.did(EffectType.NO_CAPACITY) == [SLICE]
     assert scenario.placement is not None
     assert scenario.placement.zone == B.zone, "the next candidate"
     assert "no capacity in us-central2-b" in scenario.event_texts
@@ -113,10 +113,10 @@ def test_a_slice_that_boots_for_too_long_is_given_up_for_the_next_candidate(
     assert scenario.status() is Status.STARTING
     scenario.now += TIMEOUTS.booting - 60
     scenario.look(request_state, node)
-    assert scenario.did(EffectKind.RELEASE) == []
+    assert scenario.did(EffectType.RELEASE) == []
     scenario.now += 120
     scenario.look(request_state, node)
-    assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert scenario.did(EffectType.RELEASE) == [SLICE]
     assert scenario.placement is not None
     assert scenario.placement.zone == B.zone
     assert scenario.job.preemptions == 0
@@ -131,7 +131,7 @@ def test_a_ready_slice_without_all_addresses_is_given_up_too() -> None:
     )  # fmt: skip
     scenario.listed = listed
     scenario.settle().passes(TIMEOUTS.booting + 1)
-    assert scenario.did(EffectKind.RELEASE) == [SLICE]
+    assert scenario.did(EffectType.RELEASE) == [SLICE]
     assert f"slice in {A.zone} is still READY without all addresses after 40 min" in (
         scenario.event_texts
     )
@@ -142,4 +142,4 @@ def test_a_queue_that_moves_back_does_not_renew_the_deadline() -> None:
     scenario.now += TIMEOUTS.booting + 1
     scenario.zones = {B: replace(scenario.zones[B], open=False)} if B in scenario.zones else {}
     scenario.look("PROVISIONING", None)
-    assert SLICE in scenario.did(EffectKind.RELEASE)
+    assert SLICE in scenario.did(EffectType.RELEASE)

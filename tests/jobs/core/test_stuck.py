@@ -7,7 +7,7 @@ import pytest
 from drumline.jobs.core.causes import EXIT_FOR_RESTART
 from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
-    EffectKind,
+    EffectType,
     Status,
 )
 from drumline.observed import HostPhase
@@ -29,7 +29,7 @@ def training(**changes: object) -> Scenario:
 
 def test_a_program_that_stops_stepping_is_ended_and_started_again() -> None:
     scenario = training().hangs(HALF_AN_HOUR)
-    assert set(scenario.did(EffectKind.STOP)) == {"dl-me-000001-1"}
+    assert set(scenario.did(EffectType.STOP)) == {"dl-me-000001-1"}
     assert scenario.job.reason == "no step for 30 min, the last was step 151"
     scenario.stopped = True
     scenario.settle()
@@ -60,14 +60,14 @@ def test_a_server_that_begins_with_a_clock_set_forward_takes_no_program_for_stuc
     scenario.now += 24 * HALF_AN_HOUR  # the wall clock was set forward while no server ran
     scenario.listening_since = scenario.now
     scenario.hangs(60)
-    assert scenario.did(EffectKind.STOP) == []
+    assert scenario.did(EffectType.STOP) == []
     scenario.hangs(HALF_AN_HOUR)
-    assert scenario.did(EffectKind.STOP) != [], "it is watched from then on"
+    assert scenario.did(EffectType.STOP) != [], "it is watched from then on"
 
 
 def test_a_slow_step_is_waited_for() -> None:
     scenario = training().hangs(HALF_AN_HOUR - 60)
-    assert scenario.send_heartbeat(152).hangs(HALF_AN_HOUR - 60).did(EffectKind.STOP) == []
+    assert scenario.send_heartbeat(152).hangs(HALF_AN_HOUR - 60).did(EffectType.STOP) == []
     assert scenario.status() is Status.RUNNING
 
 
@@ -79,12 +79,12 @@ def test_a_step_that_comes_at_the_last_moment_clears_the_suspicion() -> None:
     assert scenario.job.attempt.stuck_at is not None
     scenario.send_heartbeat(152).hangs(60)
     assert scenario.job.attempt.stuck_at is None
-    assert scenario.did(EffectKind.STOP) == []
+    assert scenario.did(EffectType.STOP) == []
 
 
 def test_going_back_to_a_checkpoint_is_a_sign_of_life() -> None:
     scenario = training().hangs(HALF_AN_HOUR - 60)
-    assert scenario.send_heartbeat(150).hangs(HALF_AN_HOUR - 60).did(EffectKind.STOP) == []
+    assert scenario.send_heartbeat(150).hangs(HALF_AN_HOUR - 60).did(EffectType.STOP) == []
 
 
 def test_the_first_step_may_take_three_times_as_long() -> None:
@@ -94,32 +94,32 @@ def test_the_first_step_may_take_three_times_as_long() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, stuck_after=HALF_AN_HOUR)
     scenario.runs().send_heartbeat(150, checkpoint=150).hangs(2.9 * HALF_AN_HOUR)
-    assert scenario.did(EffectKind.STOP) == []
-    assert scenario.hangs(0.2 * HALF_AN_HOUR).did(EffectKind.STOP)
+    assert scenario.did(EffectType.STOP) == []
+    assert scenario.hangs(0.2 * HALF_AN_HOUR).did(EffectType.STOP)
 
 
 def test_the_end_after_the_last_step_may_take_three_times_as_long() -> None:
     scenario = training().send_heartbeat(300, total=300).hangs(2.9 * HALF_AN_HOUR)
-    assert scenario.did(EffectKind.STOP) == []
+    assert scenario.did(EffectType.STOP) == []
 
 
 def test_a_program_that_never_reports_steps_is_never_stuck() -> None:
     scenario = Scenario()
     scenario.job = replace(scenario.job, stuck_after=HALF_AN_HOUR)
-    assert scenario.runs().hangs(100 * HALF_AN_HOUR).did(EffectKind.STOP) == []
+    assert scenario.runs().hangs(100 * HALF_AN_HOUR).did(EffectType.STOP) == []
 
 
 def test_a_program_without_steps_since_its_restart_is_stuck() -> None:
     scenario = training().look("SUSPENDED", "PREEMPTED")
     scenario.cloud_takes_the_request().look("ACTIVE", "READY").all_hosts(HostPhase.RUNNING)
-    assert scenario.hangs(2.9 * HALF_AN_HOUR).did(EffectKind.STOP) == []
+    assert scenario.hangs(2.9 * HALF_AN_HOUR).did(EffectType.STOP) == []
     scenario.hangs(0.2 * HALF_AN_HOUR)
-    assert scenario.did(EffectKind.STOP)
+    assert scenario.did(EffectType.STOP)
     assert "none since it started" in scenario.job.reason
 
 
 def test_never_is_never() -> None:
-    assert training(stuck_after=None).hangs(100 * HALF_AN_HOUR).did(EffectKind.STOP) == []
+    assert training(stuck_after=None).hangs(100 * HALF_AN_HOUR).did(EffectType.STOP) == []
 
 
 def test_a_preempted_slice_explains_a_missing_step() -> None:
@@ -136,20 +136,20 @@ def test_without_a_newer_poll_no_program_is_stuck() -> None:
     for _ in range(10):
         scenario.now += HALF_AN_HOUR
         scenario.everybody_is_heard()
-    assert scenario.did(EffectKind.STOP) == []
-    assert scenario.look("ACTIVE", "READY").did(EffectKind.STOP)
+    assert scenario.did(EffectType.STOP) == []
+    assert scenario.look("ACTIVE", "READY").did(EffectType.STOP)
 
 
 def test_hosts_we_cannot_hear_are_not_called_stuck() -> None:
     """No report for an hour, from a program that may have continued meanwhile."""
     scenario = training()
     scenario.passes(2 * HALF_AN_HOUR)
-    assert scenario.did(EffectKind.STOP) == []
+    assert scenario.did(EffectType.STOP) == []
     scenario.now += 1
     scenario.everybody_is_heard().look("ACTIVE", "READY").everybody_is_heard()
-    assert scenario.did(EffectKind.STOP) == [], "the newest heartbeat is still on its way"
+    assert scenario.did(EffectType.STOP) == [], "the newest heartbeat is still on its way"
     scenario.send_heartbeat(400).hangs(60)
-    assert scenario.did(EffectKind.STOP) == []
+    assert scenario.did(EffectType.STOP) == []
     assert scenario.outcomes == []
 
 
@@ -164,7 +164,7 @@ def test_a_preemption_event_has_the_step_and_the_checkpoint() -> None:
 def test_one_that_leaves_because_its_slice_is_taken_is_preempted() -> None:
     scenario = training().program_fails(code=EXIT_FOR_RESTART)
     scenario.look("ACTIVE", "READY").everybody_is_heard()
-    assert scenario.did(EffectKind.STOP) == [], "the host may be going down"
+    assert scenario.did(EffectType.STOP) == [], "the host may be going down"
     scenario.passes(20).look("SUSPENDED", "PREEMPTED")
     assert scenario.outcomes == [EndReason.PREEMPTED]
     assert (scenario.job.preemptions, scenario.job.failures) == (1, 0)

@@ -15,7 +15,7 @@ from drumline.jobs.core.state import (
     Candidate,
     Decision,
     Effect,
-    EffectKind,
+    EffectType,
     Event,
     Job,
     Placement,
@@ -237,7 +237,7 @@ def test_slices_that_never_came_are_forgotten_and_those_that_cost_are_not(store:
             placement = Placement(
                 name, "local-a", "v4-8", 1, asked_at=float(number), ready_at=ready
             )
-            store.save(Decision(job.job, effects=(Effect(EffectKind.RELEASE, placement),)), 3.0)
+            store.save(Decision(job.job, effects=(Effect(EffectType.RELEASE, placement),)), 3.0)
             store.gone(name, 4.0)
     store.prune_slices(20, before=3.0)
     assert len(store.slices(job.job.id)) == 60, "not old enough"

@@ -19,7 +19,7 @@ from drumline.jobs.core.state import (
     Candidate,
     Decision,
     Effect,
-    EffectKind,
+    EffectType,
     EndedAttempt,
     Event,
     Job,
@@ -118,7 +118,7 @@ def closing_store(home: Path) -> Iterator[Store]:
 def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
     job = store.add("lab", "a", {}, new_job).job
     placement = Placement("dl-me-000001-1", "local-a", "v4-8", 1, asked_at=2.0, ready_at=3.0)
-    release = Effect(EffectKind.RELEASE, placement)
+    release = Effect(EffectType.RELEASE, placement)
     store.save(Decision(job.put(placement)), 3.0)
     store.save(Decision(job, effects=(release,)), 10.0)
     (row,) = store.releasing()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from drumline.cloud.google.permissions import role_of
-from drumline.observed import Fault, FaultKind, Refusal, Scope
+from drumline.observed import Fault, FaultType, Refusal, Scope
 
 
 class Rpc(IntEnum):
@@ -45,7 +45,7 @@ class Rule:
     """A pattern for the text of an error, and its meaning."""
 
     regex: re.Pattern[str]
-    kind: FaultKind
+    kind: FaultType
     scope: Scope
     example: str
     sentence: str
@@ -58,7 +58,7 @@ class Rule:
 
 def _rule(
     regex: str,
-    kind: FaultKind,
+    kind: FaultType,
     scope: Scope,
     example: str,
     *,
@@ -107,14 +107,14 @@ RULES: tuple[Rule, ...] = (
         r"|could not automatically determine credentials"
         r"|token (?:has been|is|was) (?:expired|revoked)"
         r"|not currently have an active account|\bDefaultCredentialsError\b",
-        FaultKind.LOGIN,
+        FaultType.LOGIN,
         Scope.PROJECT,
         "no Google credentials: run gcloud auth application-default login",
     ),
     # --- No answer, whatever text came instead of one
     _rule(
         r"^no answer from\b",
-        FaultKind.TRANSIENT,
+        FaultType.TRANSIENT,
         Scope.REQUEST,
         "no answer from tpu.googleapis.com: ConnectTimeout",
         codes=_NO_CODE,
@@ -122,13 +122,13 @@ RULES: tuple[Rule, ...] = (
     # --- Quota of chips, before the limits of calls because both say "quota exceeded"
     _rule(
         rf"{_CHIP_QUOTA}\w*PerZone",
-        FaultKind.QUOTA,
+        FaultType.QUOTA,
         Scope.ZONE,
         "Quota 'TPUV6EPerProjectPerZoneForTPUAPI' exhausted. Limit 64 in zone europe-west4-a",
     ),
     _rule(
         _CHIP_QUOTA,
-        FaultKind.QUOTA,
+        FaultType.QUOTA,
         Scope.REGION,
         "Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0",
     ),
@@ -139,7 +139,7 @@ RULES: tuple[Rule, ...] = (
         r"|\b(?:quota|limit)\b.{0,200}per[ _]?(?:\d+ )?(?:second|minute|hour|day)"
         r"|RATE_LIMIT_EXCEEDED|\b(?:user)?rate ?limit ?exceeded|\btoo many requests\b"
         r"|\brate[ -]limit(?:ed|s|ing)?\b|^HTTP 429$",
-        FaultKind.RATE,
+        FaultType.RATE,
         Scope.PROJECT,
         "Maximum number of CreateNode requests per minute",
     ),
@@ -148,7 +148,7 @@ RULES: tuple[Rule, ...] = (
         r"\bstate['\"]?:? ?['\"]?(?:PREEMPTED|SUSPEND(?:ED|ING))\b"
         r"|\b(?:was|were|been|got|is|being) preempted\b"
         r"|\bpreempted (?:by|during|while|before)\b|compute\.instances\.preempted",
-        FaultKind.PREEMPTED,
+        FaultType.PREEMPTED,
         Scope.ZONE,
         "update is not supported while in state PREEMPTED",
     ),
@@ -164,14 +164,14 @@ RULES: tuple[Rule, ...] = (
         r"|\bno available (?:\w+ )?(?:resources|machines|slices|chips)\b"
         r"|\bis currently unavailable in the\b"
         r"|\bresources\b.{0,60}\bare (?:currently |temporarily )?(?:not available|unavailable)",
-        FaultKind.STOCKOUT,
+        FaultType.STOCKOUT,
         Scope.ZONE,
         'There is no more capacity in the zone "us-central2-b"; you can try in another zone',
     ),
     # --- All other quotas. Addresses and disks are counted per region.
     _rule(
         r"IP_SPACE_EXHAUSTED|\bIP space\b.{0,200}\bexhausted\b|\benough free IP addresses\b",
-        FaultKind.QUOTA,
+        FaultType.QUOTA,
         Scope.REGION,
         "IP space of 'projects/p/regions/us-east5/subnetworks/default' is exhausted.",
         sentence="the subnetwork for {zone} has no free addresses",
@@ -186,7 +186,7 @@ RULES: tuple[Rule, ...] = (
         r"|\btoo many (?:pending |queued |active )?(?:resources|requests|nodes|slices|instances)"
         r"|\b(?:limit|maximum)\b.{0,40}\breached\b|\breached (?:the|its|your) (?:maximum|limit)\b"
         rf"|Quota {_QUOTED}[^'\"]*{_QUOTED} (?:exhausted|exceeded)",
-        FaultKind.QUOTA,
+        FaultType.QUOTA,
         Scope.REGION,
         "Quota 'IN_USE_ADDRESSES' exceeded. Limit: 8.0 in region us-central1.",
     ),
@@ -195,13 +195,13 @@ RULES: tuple[Rule, ...] = (
         r"LOCATION_POLICY_VIOLATED|gcp\.resourceLocations"
         r"|Permission denied on (?:resource )?['\"]?(?:projects/[^/\s]+/)?(?:locations|zones)/"
         r"|\bLocation\b.{0,200}\bis not found or access is unauthorized",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.ZONE,
         "Permission denied on 'locations/us-central2-b' (or it may not exist).",
     ),
     _rule(
         r"not have permission to submit requests",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.ZONE,
         "User does not have permission to submit requests into this queue for accelerator type "
         "v5p-8 in location us-east1-d.",
@@ -209,7 +209,7 @@ RULES: tuple[Rule, ...] = (
     # --- Organization policies
     _rule(
         r"vmExternalIpAccess",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.REQUEST,
         "Constraint constraints/compute.vmExternalIpAccess violated for project 7.",
         sentence="an organization policy forbids external addresses",
@@ -220,7 +220,7 @@ RULES: tuple[Rule, ...] = (
         r"\bconstraint\b.{0,20}constraints/|\bconstraints/[a-z]+\.\w+.{0,40}violated"
         r"|\bviolates?\b.{0,40}\borganization(?:'s|al)? polic|ORG_POLICY|orgpolicy"
         r"|\bdenied by org(?:anization)? policy\b",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.REQUEST,
         "Constraint constraints/compute.requireShieldedVm violated for project 7.",
         sentence="an organization policy forbids the request",
@@ -230,7 +230,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         r"vpcServiceControls|SECURITY_POLICY_VIOLATED|prohibited by organization's policy"
         r"|ORG_RESTRICTION",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.PROJECT,
         "Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: x",
         sentence="a service perimeter of the organization forbids calls from here",
@@ -241,7 +241,7 @@ RULES: tuple[Rule, ...] = (
         r"SERVICE_DISABLED|SERVICE_NOT_ACTIVATED|\baccessNotConfigured\b"
         r"|API has not been used in project|\bAPI\b.{0,80}\b(?:is disabled|is not enabled|not been"
         r" enabled)|enable it by visiting",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.PROJECT,
         "Cloud TPU API has not been used in project 1 before or it is disabled.",
         sentence="the API {service} is disabled in the project",
@@ -251,7 +251,7 @@ RULES: tuple[Rule, ...] = (
         r"\bbilling\b.{0,60}\b(?:disabled|not|must|delinquent|closed|free[ -]trial|absent)\b"
         r"|BILLING_(?:DISABLED|STATUS)|\bbillingNotEnabled\b|\bfree[ -]trial\b"
         r"|\bbilling to be\b|\bwithout (?:a )?billing\b",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.PROJECT,
         "This API method requires billing to be enabled.",
         sentence="billing is not enabled for the project",
@@ -263,7 +263,7 @@ RULES: tuple[Rule, ...] = (
         r"|GCP_SUSPENDED|\b(?:project|consumer)\b.{0,60}"
         r"\b(?:suspended|(?:not found|deleted)\b.{0,20}\b(?:deleted|deactivated)"
         r"|was denied|marked for deletion)",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.PROJECT,
         "Consumer 'projects/7' has been suspended. [CONSUMER_SUSPENDED]",
         sentence="the project is suspended, deleted or closed to this account",
@@ -271,7 +271,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         r"insufficient authentication scopes|ACCESS_TOKEN_SCOPE_INSUFFICIENT",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.PROJECT,
         "Request had insufficient authentication scopes.",
         sentence="the login of this machine lacks the scope cloud-platform",
@@ -284,13 +284,13 @@ RULES: tuple[Rule, ...] = (
         r"Permission ['\"]?[\w.]+['\"]? denied on (?:resource )?['\"]?(?://[^/\s]*/)?"
         r"projects/[^/'\"\s]+/locations/[^/'\"\s]+(?:/[a-zA-Z]+)?(?=['\"\s(.,]|$)"
         r"(?!.*IAM_PERMISSION_DENIED)",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.ZONE,
         "Permission 'tpu.nodes.list' denied on 'projects/p/locations/us-central2-b'",
     ),
     _rule(
         r"Permission ['\"]?[\w.]+['\"]? denied on\s*$",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.ZONE,
         "Permission 'tpu.nodes.list' denied on",
     ),
@@ -301,7 +301,7 @@ RULES: tuple[Rule, ...] = (
         r"|\bnot have permission to\b"
         r"|\b(?:lacks?|requires?|without|needs?)\b.{0,40}\bpermissions?\b"
         r"|\bnot have ['\"]?[a-z]+\.\w+\.\w+['\"]? (?:access|permission)",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.PROJECT,
         "Permission 'tpu.nodes.get' denied on 'projects/p/locations/us-central1-b/nodes/n'",
     ),
@@ -311,7 +311,7 @@ RULES: tuple[Rule, ...] = (
         r"|\bis not ready\b"
         r"|\b(?:another|other|concurrent|pending) (?:operation|change|update)s?\b"
         r"|\bALREADY_EXISTS\b|\balready exists\b",
-        FaultKind.CONFLICT,
+        FaultType.CONFLICT,
         Scope.REQUEST,
         "unable to queue the operation",
     ),
@@ -319,7 +319,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         r"\btarget reservation must be specified|\breservation(?: name| affinity)?\b.{0,40}"
         r"\b(?:is|are) required\b|must specify (?:a |the )?reservation",
-        FaultKind.INVALID,
+        FaultType.INVALID,
         Scope.REQUEST,
         "A target reservation must be specified when the host project has at least one.",
         sentence="the request must name a reservation",
@@ -328,7 +328,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         r"\breservations?\b.{0,200}(?:not (?:be )?found|not exist|not usable|expired|deleted|not"
         r" (?:active|ready|shared|match|compatible|available)|no match|inactive)",
-        FaultKind.INVALID,
+        FaultType.INVALID,
         Scope.ZONE,
         "Reservation 'projects/p/zones/us-east5-a/reservations/r' does not exist",
         sentence="the reservation cannot be used in {zone}",
@@ -338,20 +338,20 @@ RULES: tuple[Rule, ...] = (
     _rule(
         r"\b(?:labels?|metadata|node_?ids?|queued_?resource_?ids?|tags)\b.{0,80}\b(?:invalid|too"
         r" long|must|not|cannot)\b",
-        FaultKind.INVALID,
+        FaultType.INVALID,
         Scope.REQUEST,
         "Invalid nodeId: nodeId must be shorter than 64 characters",
         codes=frozenset({3}),
     ),
     _rule(
         r"\bnot allowed to use the (?:machine|accelerator) type",
-        FaultKind.INVALID,
+        FaultType.INVALID,
         Scope.ZONE,
         "This user agent is not allowed to use the machine type [ct5lp-hightpu-1t]",
     ),
     _rule(
         rf"\A(?s:(?=.*?(?:{_REJECTION}))(?=.*?(?:{_PLACE})))",
-        FaultKind.INVALID,
+        FaultType.INVALID,
         Scope.ZONE,
         "Cloud TPU received a bad request. the accelerator v4-128 was not found in zone us-x1-b",
         codes=frozenset(_ABOUT_REQUEST - {5}),
@@ -360,7 +360,7 @@ RULES: tuple[Rule, ...] = (
         rf"\A(?s:(?=.*\b(?:accelerator|machine|runtime|version|image|zone|location|subnetwork)))"
         rf"(?s:(?=.*?(?:{_REJECTION}))(?=.*?(?:{_PLACE})))"
         rf"(?!.*/(?:nodes|queuedResources|instances|operations)/)",
-        FaultKind.INVALID,
+        FaultType.INVALID,
         Scope.ZONE,
         "the accelerator v6e-8 was not found in zone us-central1-a",
         codes=frozenset({5}),
@@ -368,7 +368,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         r"\b(?:network|subnetwork|service ?account|image|runtime ?version)s?\b.{0,200}"
         r"(?:not (?:be )?found|not exist)",
-        FaultKind.INVALID,
+        FaultType.INVALID,
         Scope.REQUEST,
         "The resource 'projects/p/global/networks/train' was not found",
         codes=frozenset({2, 5, 9, None}),
@@ -379,7 +379,7 @@ RULES: tuple[Rule, ...] = (
         r"|\btry again (?:later|in)\b|\bservice (?:is )?(?:currently |temporarily )?unavailable"
         r"|\btimed? ?out\b|deadline exceeded|connection (?:reset|refused|closed|aborted)"
         r"|HTTP 50\d\b|server error",
-        FaultKind.TRANSIENT,
+        FaultType.TRANSIENT,
         Scope.REQUEST,
         "an internal error has occurred",
         codes=_NO_CODE,
@@ -387,7 +387,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         r"\bpermission denied\b|\bnot have permission\b|\bforbidden\b|\baccess denied\b"
         r"|\bnot authorized\b|\bunauthorized\b",
-        FaultKind.DENIED,
+        FaultType.DENIED,
         Scope.PROJECT,
         "The caller does not have permission",
         codes=_NO_CODE,
@@ -395,7 +395,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         r"\binvalid (?:value|argument|field|resource|name|json|accelerator)|\bbad request\b"
         r"|\bmalformed\b|cannot find field|\bmust (?:be|match|not)\b|\bis required\b",
-        FaultKind.INVALID,
+        FaultType.INVALID,
         Scope.REQUEST,
         "Invalid value at 'queued_resource.tpu'",
         codes=_NO_CODE,
@@ -403,23 +403,23 @@ RULES: tuple[Rule, ...] = (
 )
 
 _BY_CODE = {
-    1: Fault(FaultKind.TRANSIENT, Scope.REQUEST),  # CANCELLED
-    3: Fault(FaultKind.INVALID, Scope.REQUEST),  # INVALID_ARGUMENT
-    4: Fault(FaultKind.TRANSIENT, Scope.REQUEST),  # DEADLINE_EXCEEDED
-    5: Fault(FaultKind.NOT_FOUND, Scope.REQUEST),  # NOT_FOUND
-    6: Fault(FaultKind.CONFLICT, Scope.REQUEST),  # ALREADY_EXISTS
-    7: Fault(FaultKind.DENIED, Scope.PROJECT),  # PERMISSION_DENIED
-    10: Fault(FaultKind.CONFLICT, Scope.REQUEST),  # ABORTED
-    11: Fault(FaultKind.INVALID, Scope.REQUEST),  # OUT_OF_RANGE
-    12: Fault(FaultKind.INVALID, Scope.REQUEST),  # UNIMPLEMENTED
-    13: Fault(FaultKind.TRANSIENT, Scope.REQUEST),  # INTERNAL
-    14: Fault(FaultKind.TRANSIENT, Scope.REQUEST),  # UNAVAILABLE
-    15: Fault(FaultKind.TRANSIENT, Scope.REQUEST),  # DATA_LOSS
-    16: Fault(FaultKind.LOGIN, Scope.PROJECT),  # UNAUTHENTICATED
+    1: Fault(FaultType.TRANSIENT, Scope.REQUEST),  # CANCELLED
+    3: Fault(FaultType.INVALID, Scope.REQUEST),  # INVALID_ARGUMENT
+    4: Fault(FaultType.TRANSIENT, Scope.REQUEST),  # DEADLINE_EXCEEDED
+    5: Fault(FaultType.NOT_FOUND, Scope.REQUEST),  # NOT_FOUND
+    6: Fault(FaultType.CONFLICT, Scope.REQUEST),  # ALREADY_EXISTS
+    7: Fault(FaultType.DENIED, Scope.PROJECT),  # PERMISSION_DENIED
+    10: Fault(FaultType.CONFLICT, Scope.REQUEST),  # ABORTED
+    11: Fault(FaultType.INVALID, Scope.REQUEST),  # OUT_OF_RANGE
+    12: Fault(FaultType.INVALID, Scope.REQUEST),  # UNIMPLEMENTED
+    13: Fault(FaultType.TRANSIENT, Scope.REQUEST),  # INTERNAL
+    14: Fault(FaultType.TRANSIENT, Scope.REQUEST),  # UNAVAILABLE
+    15: Fault(FaultType.TRANSIENT, Scope.REQUEST),  # DATA_LOSS
+    16: Fault(FaultType.LOGIN, Scope.PROJECT),  # UNAUTHENTICATED
 }
 # An unknown text with RESOURCE_EXHAUSTED, FAILED_PRECONDITION and the like.
-_UNKNOWN = Fault(FaultKind.UNKNOWN, Scope.ZONE)
-_NO_ANSWER = Fault(FaultKind.TRANSIENT, Scope.REQUEST)
+_UNKNOWN = Fault(FaultType.UNKNOWN, Scope.ZONE)
+_NO_ANSWER = Fault(FaultType.TRANSIENT, Scope.REQUEST)
 
 # Longer than any message of Google; limits the time for a page of HTML or a log.
 MAX_TEXT_LENGTH = 20_000
@@ -448,17 +448,17 @@ def find_rule(code: int | None, text: str) -> Rule | None:
 # Sentences for the user --------------------------------------------------------------------------
 
 _SENTENCES = {
-    FaultKind.STOCKOUT: "no capacity in {zone}",
-    FaultKind.QUOTA: "quota in {zone} is used up",
-    FaultKind.RATE: "too many calls to Google, slowing down",
-    FaultKind.DENIED: "the project may not use {zone}",
-    FaultKind.LOGIN: "Google login is missing or expired",
-    FaultKind.PREEMPTED: "preempted in {zone}",
-    FaultKind.CONFLICT: "{zone} is busy with another change, trying again",
-    FaultKind.INVALID: "the request was refused as invalid",
-    FaultKind.NOT_FOUND: "not found in {zone}",
-    FaultKind.TRANSIENT: "the cloud failed for {zone}, trying again",
-    FaultKind.UNKNOWN: "{zone} refused the request",
+    FaultType.STOCKOUT: "no capacity in {zone}",
+    FaultType.QUOTA: "quota in {zone} is used up",
+    FaultType.RATE: "too many calls to Google, slowing down",
+    FaultType.DENIED: "the project may not use {zone}",
+    FaultType.LOGIN: "Google login is missing or expired",
+    FaultType.PREEMPTED: "preempted in {zone}",
+    FaultType.CONFLICT: "{zone} is busy with another change, trying again",
+    FaultType.INVALID: "the request was refused as invalid",
+    FaultType.NOT_FOUND: "not found in {zone}",
+    FaultType.TRANSIENT: "the cloud failed for {zone}, trying again",
+    FaultType.UNKNOWN: "{zone} refused the request",
 }
 """The meaning of each kind, with {zone}."""
 
@@ -467,27 +467,27 @@ _PROJECT_DENIED = "the project may not use Cloud TPU"
 _ZONE_INVALID = "{zone} does not offer what was requested"
 
 _ADVICE = {
-    FaultKind.STOCKOUT: "wait, name more zones or accelerators in the job file, or ask for fewer "
+    FaultType.STOCKOUT: "wait, name more zones or accelerators in the job file, or ask for fewer "
     "chips",
-    FaultKind.QUOTA: "delete slices that use the quota, name other zones, or ask for more quota in "
+    FaultType.QUOTA: "delete slices that use the quota, name other zones, or ask for more quota in "
     "the console (https://console.cloud.google.com/iam-admin/quotas)",
-    FaultKind.RATE: "wait, and stop other programs that call the same API in this project",
-    FaultKind.DENIED: "ask for access, or name other zones in the job file",
-    FaultKind.LOGIN: "run gcloud auth application-default login",
-    FaultKind.PREEMPTED: "wait: the job continues from its newest checkpoint",
-    FaultKind.CONFLICT: "wait until the other change is done",
-    FaultKind.INVALID: _FIX_JOB,
-    FaultKind.NOT_FOUND: "wait: a new resource may be listed only after some seconds",
-    FaultKind.TRANSIENT: "wait; if it lasts, look at https://status.cloud.google.com, or name more "
+    FaultType.RATE: "wait, and stop other programs that call the same API in this project",
+    FaultType.DENIED: "ask for access, or name other zones in the job file",
+    FaultType.LOGIN: "run gcloud auth application-default login",
+    FaultType.PREEMPTED: "wait: the job continues from its newest checkpoint",
+    FaultType.CONFLICT: "wait until the other change is done",
+    FaultType.INVALID: _FIX_JOB,
+    FaultType.NOT_FOUND: "wait: a new resource may be listed only after some seconds",
+    FaultType.TRANSIENT: "wait; if it lasts, look at https://status.cloud.google.com, or name more "
     "zones in the job file",
-    FaultKind.UNKNOWN: "read the cloud's words, and name more zones in the job file",
+    FaultType.UNKNOWN: "read the cloud's words, and name more zones in the job file",
 }
 """What the user can do, as an imperative."""
 
 _PROJECT_ADVICE = "ask an administrator of the project for roles/tpu.admin"
 _ZONE_ADVICE = "name other zones or another accelerator in the job file"
 # Only the user can end these, so the advice is part of the message.
-_FOR_THE_USER = frozenset({FaultKind.DENIED, FaultKind.LOGIN, FaultKind.INVALID})
+_FOR_THE_USER = frozenset({FaultType.DENIED, FaultType.LOGIN, FaultType.INVALID})
 
 _LOCATION = re.compile(r"\bin (?P<type>region|zone) ['\"]?(?P<name>[a-z][a-z0-9-]*[a-z0-9])", re.I)
 _LIMIT = re.compile(r"\bLimit:? (?P<limit>\d{1,12})(?:\.0+)?\b", re.I)
@@ -530,17 +530,17 @@ def explain(code: int | None, text: str, zone: str) -> ErrorMeaning:
     """Return what an error about a zone means and what the user can do about it."""
     fault, rule = classify(code, text), find_rule(code, text)
     sentence, advice = _SENTENCES[fault.kind], _ADVICE[fault.kind]
-    if fault.kind is FaultKind.DENIED and fault.scope is Scope.PROJECT:
+    if fault.kind is FaultType.DENIED and fault.scope is Scope.PROJECT:
         sentence, advice = _PROJECT_DENIED, _PROJECT_ADVICE
-    if fault.kind is FaultKind.INVALID and fault.scope is Scope.ZONE:
+    if fault.kind is FaultType.INVALID and fault.scope is Scope.ZONE:
         sentence, advice = _ZONE_INVALID, _ZONE_ADVICE
     if rule is not None:
         sentence, advice = rule.sentence or sentence, rule.advice or advice
-    if fault.kind is FaultKind.TRANSIENT and code is None:
+    if fault.kind is FaultType.TRANSIENT and code is None:
         sentence = _NO_ANSWER_SENTENCE
-    if fault.kind is FaultKind.QUOTA and not (rule and rule.sentence):
+    if fault.kind is FaultType.QUOTA and not (rule and rule.sentence):
         sentence = _explain_quota(fault, zone, text[:MAX_TEXT_LENGTH])
-    permission = _permission(text) if fault.kind is FaultKind.DENIED else ""
+    permission = _permission(text) if fault.kind is FaultType.DENIED else ""
     if permission and not (rule and rule.sentence):
         sentence = f"the permission {permission} is missing"
         sentence += " in {zone}" if fault.scope is Scope.ZONE else ""
@@ -606,7 +606,7 @@ def _location(scope: Scope, zone: str) -> str:
 
 
 def _quota_scope(rule: Rule, text: str) -> Scope:
-    if rule.kind is not FaultKind.QUOTA:
+    if rule.kind is not FaultType.QUOTA:
         return rule.scope
     location = _LOCATION.search(text)
     if location is None:

@@ -11,7 +11,7 @@ from drumline.cloud.google.errors import refusal
 from drumline.observed import (
     Endpoint,
     Fault,
-    FaultKind,
+    FaultType,
     ListedPlacement,
     ListedSlice,
     PlacementState,
@@ -69,7 +69,7 @@ _REQUEST_ENDING = frozenset({"SUSPENDING", "SUSPENDED", "DELETING"})
 _REQUEST_GRANTED = frozenset({"PROVISIONING", "ACTIVE"})
 # A request in these states may have nodes. One that is SUSPENDED or FAILED has none that run.
 _REQUEST_WITH_NODES = _REQUEST_GRANTED | {"SUSPENDING", "DELETING"}
-_UNEXPLAINED = Fault(FaultKind.UNKNOWN, Scope.ZONE)
+_UNEXPLAINED = Fault(FaultType.UNKNOWN, Scope.ZONE)
 
 
 def combine_listings(

@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from drumline.cloud.google.errors import MAX_TEXT_LENGTH, Rpc, find_rule
-from drumline.observed import FaultKind
+from drumline.observed import FaultType
 
 _CODE_BY_HTTP = {
     400: Rpc.INVALID_ARGUMENT,
@@ -58,7 +58,7 @@ class ErrorResponse:
         if self.http not in _RETRYABLE:
             return False
         rule = find_rule(self.code, self.text)
-        return rule is None or rule.kind in {FaultKind.RATE, FaultKind.TRANSIENT}
+        return rule is None or rule.kind in {FaultType.RATE, FaultType.TRANSIENT}
 
 
 def parse_error(http: int, body: bytes, headers: Mapping[str, str], now: datetime) -> ErrorResponse:

@@ -11,7 +11,7 @@ from drumline.jobs.controller.tasks import BackgroundTasks
 from drumline.jobs.core import host_history as rules
 from drumline.jobs.core.host_history import (
     Evidence,
-    EvidenceKind,
+    EvidenceType,
     HostName,
     HostRecord,
     HostState,
@@ -100,7 +100,7 @@ class HostHistory:
         attempt: int,
     ) -> HostRecord:
         """Record evidence against a host that made an attempt fail."""
-        kind = EvidenceKind(cause.proof) if cause.proof else EvidenceKind.START
+        kind = EvidenceType(cause.proof) if cause.proof else EvidenceType.START
         name, location = name_of(cause.host, identity, placement), cause.location
         claimants = [
             host
@@ -139,7 +139,7 @@ class HostHistory:
         host = host or rules.record_use(None, name, evidence.job, evidence.at)
         others = [other for other in self._hosts.values() if other.name != name]
         self._save_if_possible(rules.add_evidence(host, evidence, others))
-        if evidence.proof is EvidenceKind.START:
+        if evidence.proof is EvidenceType.START:
             self._clear_if_job_is_at_fault(evidence.job)
         return self._hosts[name.identity]
 
@@ -282,7 +282,7 @@ class HealthMonitor:
                     report.index,
                     placement.hosts,
                     f"the cloud calls it unhealthy: {reason}",
-                    proof=EvidenceKind.HEALTH_SOURCE,
+                    proof=EvidenceType.HEALTH_SOURCE,
                 )
                 number = job.attempt.number if job.attempt else 0
                 self._host_history.record_failure(cause, report.identity, placement, job.id, number)

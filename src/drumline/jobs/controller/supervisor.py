@@ -40,7 +40,7 @@ from drumline.jobs.core.state import (
     Decision,
     DesiredState,
     Effect,
-    EffectKind,
+    EffectType,
     Job,
     Observations,
     OldProgram,
@@ -381,7 +381,7 @@ class Supervisor:
             old_programs = {
                 effect.placement.name: self._old_program(before, effect.placement)
                 for effect in decision.effects
-                if effect.kind is EffectKind.RELEASE
+                if effect.kind is EffectType.RELEASE
             }
             reports = self.sessions.reports(before)
             self.store.save(detailed, self._wall(), reports, spec, old_programs)
@@ -467,24 +467,24 @@ class Supervisor:
     def _act(self, job: Job, effect: Effect) -> None:
         placement = effect.placement
         match effect.kind:
-            case EffectKind.REQUEST:
+            case EffectType.REQUEST:
                 key = f"ask {placement.name}"
                 if self.tasks.may_start(key) and self._requests.take_request():
                     self.tasks.start(key, lambda: self._request(job.id, placement), job.id)
-            case EffectKind.RUN:
+            case EffectType.RUN:
                 self._attempt_runner.run(job, placement)
-            case EffectKind.STOP:
+            case EffectType.STOP:
                 self._attempt_runner.stop(job, placement)
-            case EffectKind.COPY_OUTPUTS:
+            case EffectType.COPY_OUTPUTS:
                 if self.sessions.get(attempt_key(job)) is None:
                     self._attempt_runner.run(job, placement)
                 self.outputs.start_copy(job)
-            case EffectKind.NO_CAPACITY:
+            case EffectType.NO_CAPACITY:
                 waited = self._clock() - placement.asked_at
                 self._availability.record_shortage(
                     placement.candidate, effect.reason, effect.words, effect.fault, waited
                 )
-            case EffectKind.POLL | EffectKind.RELEASE:
+            case EffectType.POLL | EffectType.RELEASE:
                 self.polls.poll_soon(placement.zone)
 
     async def _request(self, job_id: str, placement: Placement) -> None:

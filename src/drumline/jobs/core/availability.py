@@ -22,7 +22,7 @@ from drumline.jobs.core.zone_history import (
     mean_lifetime,
     summarize,
 )
-from drumline.observed import FaultKind
+from drumline.observed import FaultType
 
 FIRST_BACKOFF = 30.0
 """Seconds without requests after the first shortage of a zone."""
@@ -47,7 +47,7 @@ class _Backoff:
     until: float = 0.0
     reason: str = ""
     words: str = ""
-    fault: FaultKind = FaultKind.STOCKOUT
+    fault: FaultType = FaultType.STOCKOUT
 
 
 @dataclass
@@ -64,7 +64,7 @@ class ZoneBackoff:
         reason: str,
         now: float,
         words: str = "",
-        fault: FaultKind = FaultKind.STOCKOUT,
+        fault: FaultType = FaultType.STOCKOUT,
     ) -> bool:
         """Increase the backoff after a request that was not filled.
 
@@ -110,7 +110,7 @@ class ZoneBackoff:
         """Return a smaller accelerator that the zone is out of: it is out of larger ones, too."""
         own = slice_of(candidate.accelerator)
         for other, backoff in self._backoffs.items():
-            out = backoff.fault is FaultKind.STOCKOUT and now < backoff.until
+            out = backoff.fault is FaultType.STOCKOUT and now < backoff.until
             if other.zone != candidate.zone or not out:
                 continue
             smaller = slice_of(other.accelerator)
@@ -195,12 +195,12 @@ class Availability:
         candidate: Candidate,
         reason: str,
         words: str = "",
-        fault: FaultKind = FaultKind.STOCKOUT,
+        fault: FaultType = FaultType.STOCKOUT,
         waited: float = 0.0,
     ) -> None:
         """Increase the backoff after a request that was not filled in `waited` seconds."""
         first = self._backoff.record_shortage(candidate, reason, self._clock(), words, fault)
-        if first and fault is FaultKind.STOCKOUT:
+        if first and fault is FaultType.STOCKOUT:
             self._record(candidate, ZoneEventType.REFUSED, waited)
         self._zones.clear()
 

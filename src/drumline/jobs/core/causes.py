@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from drumline.health.fault_report import BURN_IN_FAILED, FaultReport, parse_fault_report
 from drumline.hosts.agent.transient import find_transient_error
-from drumline.jobs.core.host_history import EvidenceKind
+from drumline.jobs.core.host_history import EvidenceType
 from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Cause,
@@ -312,7 +312,7 @@ def find_cause(
         error,
         first.tail,
         ahead_seconds,
-        proof=EvidenceKind.START if bad_host else "",
+        proof=EvidenceType.START if bad_host else "",
         claimed=bad_host and judgement is not None and not first.location,
         location=first.location if bad_host else "",
         words=judgement.words if judgement and kind is EndReason.AMBIGUOUS_START else "",
@@ -378,7 +378,7 @@ def _host_that_others_waited_for(
         len(reports),
         error,
         suspects[0].tail,
-        proof=EvidenceKind.START if single else "",
+        proof=EvidenceType.START if single else "",
         claimed=single,
     )
 
@@ -430,7 +430,7 @@ def _cause_of_fault_report(
         # No evidence is recorded, because the reporting host may be fine.
         return Cause(EndReason.BAD_HOST, reporter.index, len(reports), message, reporter.tail)
     in_burn_in = reporter.exit_code == BURN_IN_FAILED
-    evidence = EvidenceKind.BURN_IN if in_burn_in else EvidenceKind.REPLAY
+    evidence = EvidenceType.BURN_IN if in_burn_in else EvidenceType.REPLAY
     return Cause(EndReason.BAD_HOST, bad_host, len(reports), message, reporter.tail, proof=evidence)
 
 

@@ -12,7 +12,7 @@ from drumline.jobs.core.causes import (
     killed_by_signal,
     requested_restart,
 )
-from drumline.jobs.core.host_history import EvidenceKind
+from drumline.jobs.core.host_history import EvidenceType
 from drumline.jobs.core.outcomes import (
     FIRST_CONTACT_ADVICE,
     after_preemption,
@@ -31,14 +31,14 @@ from drumline.jobs.core.state import (
     Cause,
     Decision,
     Effect,
-    EffectKind,
+    EffectType,
     Job,
     Observations,
     Placement,
     Timeouts,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed import ContactFailure, FaultKind, HostPhase, HostReport, PlacementState
+from drumline.observed import ContactFailure, FaultType, HostPhase, HostReport, PlacementState
 
 FIRST_AND_LAST_STEP_FACTOR = 3.0
 """Factor on the time limit of an attempt's first and last step. Programs compile and restore at the
@@ -48,7 +48,7 @@ start, and evaluate and export at the end, which takes longer than any pause in 
 # --- Hosts that cannot be called --------------------------------------------------------------
 
 
-_PERMANENT = frozenset({FaultKind.DENIED, FaultKind.INVALID, FaultKind.UNKNOWN})
+_PERMANENT = frozenset({FaultType.DENIED, FaultType.INVALID, FaultType.UNKNOWN})
 """Faults of the cloud that do not pass by themselves, like a missing permission."""
 
 
@@ -128,7 +128,7 @@ def check_silence(
                 len(reports),
                 message,
                 report.tail,
-                proof="" if report.contact in _NO_EVIDENCE else EvidenceKind.START,
+                proof="" if report.contact in _NO_EVIDENCE else EvidenceType.START,
             )
             return replace_bad_host(job, placement, cause, observations, now, idle=False)
         return _wait_for_reports_and_poll(with_reason(job, message), placement)
@@ -165,7 +165,7 @@ def check_failures(
     attempt, reports = current_attempt(job), observations.reports
     if attempt.failed_at is None:
         job = replace(job, attempt=replace(attempt, failed_at=now))
-        return Decision(job, effects=(Effect(EffectKind.POLL, placement),))
+        return Decision(job, effects=(Effect(EffectType.POLL, placement),))
     idle = all(r.phase is HostPhase.EXITED or has_failed(r) for r in reports)
     settled = idle or now - attempt.failed_at >= timeouts.settle
     stopping = next((report for report in reports if report.shutdown_reason), None)
@@ -216,7 +216,7 @@ def check_steps(
         return Decision(replace(job, attempt=replace(attempt, stuck_at=None)))
     if attempt.stuck_at is None:
         job = replace(job, attempt=replace(attempt, stuck_at=now))
-        return Decision(job, effects=(Effect(EffectKind.POLL, placement),))
+        return Decision(job, effects=(Effect(EffectType.POLL, placement),))
     # After a lost connection, a host reports again just before its newest heartbeat arrives.
     settled = now - attempt.stuck_at >= timeouts.settle
     if not (settled and _reported_and_polled_since(attempt.stuck_at, placement, observations)):
@@ -272,11 +272,11 @@ def _reported_at(report: HostReport) -> float | None:
 
 
 def _wait_for_reports_and_poll(job: Job, placement: Placement) -> Decision:
-    effects = (Effect(EffectKind.RUN, placement), Effect(EffectKind.POLL, placement))
+    effects = (Effect(EffectType.RUN, placement), Effect(EffectType.POLL, placement))
     return Decision(job, effects=effects)
 
 
 def _stop(job: Job, placement: Placement, cause: Cause, reason: str) -> Decision:
     attempt = replace(current_attempt(job), stopping=True)
     job = with_reason(replace(job, attempt=attempt, cause=cause), reason)
-    return Decision(job, effects=(Effect(EffectKind.STOP, placement),))
+    return Decision(job, effects=(Effect(EffectType.STOP, placement),))

@@ -61,7 +61,7 @@ class Strength(StrEnum):
     """A zone, an accelerator and a host index. Most spot hosts have no other name."""
 
 
-class EvidenceKind(StrEnum):
+class EvidenceType(StrEnum):
     """The source of a piece of evidence."""
 
     START = "start"
@@ -77,14 +77,14 @@ class EvidenceKind(StrEnum):
     """The host passed a long burn-in, which counts in its favour."""
 
 
-_MEASURED = frozenset({EvidenceKind.BURN_IN, EvidenceKind.REPLAY, EvidenceKind.HEALTH_SOURCE})
+_MEASURED = frozenset({EvidenceType.BURN_IN, EvidenceType.REPLAY, EvidenceType.HEALTH_SOURCE})
 
 
 @dataclass(frozen=True)
 class Evidence:
     """One piece of evidence against a host, or in its favour."""
 
-    proof: EvidenceKind
+    proof: EvidenceType
     text: str
     at: float
     job: str = ""
@@ -165,7 +165,7 @@ class HostRecord:
 
     def _last_pass(self) -> int:
         """Return the index of the last passed burn-in; -1 for none. Clocks may go back."""
-        passes = [i for i, e in enumerate(self.evidence) if e.proof is EvidenceKind.PASSED]
+        passes = [i for i, e in enumerate(self.evidence) if e.proof is EvidenceType.PASSED]
         return max(passes, default=-1)
 
     def _misled_a_burn_in(self, now: float) -> bool:
@@ -173,12 +173,12 @@ class HostRecord:
         last_pass = self._last_pass()
         before, after = self.evidence[: max(last_pass, 0)], self.evidence[last_pass + 1 :]
         return all(
-            any(e.proof is EvidenceKind.REPLAY and not e.mass and self._end(e) > now for e in part)
+            any(e.proof is EvidenceType.REPLAY and not e.mass and self._end(e) > now for e in part)
             for part in (before, after)
         )
 
     def _manual_exclusion(self, now: float) -> Evidence | None:
-        manual = [e for e in self.evidence if e.proof is EvidenceKind.MANUAL]
+        manual = [e for e in self.evidence if e.proof is EvidenceType.MANUAL]
         return next((e for e in manual if e.until is None or e.until > now), None)
 
     def _excluded_by_starts(self, now: float) -> float | None:
@@ -186,7 +186,7 @@ class HostRecord:
         starts = [
             e
             for e in self.evidence
-            if e.proof is EvidenceKind.START and not e.mass and not e.claimed
+            if e.proof is EvidenceType.START and not e.mass and not e.claimed
         ]
         for newest in reversed(starts):
             end = newest.at + self._duration(EXCLUSION_SECONDS)
@@ -198,9 +198,9 @@ class HostRecord:
         return None
 
     def _counts(self, evidence: Evidence, now: float) -> bool:
-        if evidence.proof is EvidenceKind.PASSED:
+        if evidence.proof is EvidenceType.PASSED:
             return False
-        if evidence.proof is EvidenceKind.MANUAL:
+        if evidence.proof is EvidenceType.MANUAL:
             return evidence.until is None or evidence.until > now
         return self._end(evidence) > now
 
@@ -259,15 +259,15 @@ def add_evidence(host: HostRecord, evidence: Evidence, others: Iterable[HostReco
 def add_pass(host: HostRecord, job: str, text: str, now: float) -> HostRecord:
     """Return the host after it passed a long burn-in, in place of a pass right before."""
     last = host.evidence[-1:]
-    kept = host.evidence[:-1] if last and last[0].proof is EvidenceKind.PASSED else host.evidence
-    passed = Evidence(EvidenceKind.PASSED, text, now, job)
+    kept = host.evidence[:-1] if last and last[0].proof is EvidenceType.PASSED else host.evidence
+    passed = Evidence(EvidenceType.PASSED, text, now, job)
     return _append(replace(host, evidence=kept), passed)
 
 
 def exclude(host: HostRecord, reason: str, until: float | None, now: float) -> HostRecord:
     """Return the host after a person excluded it."""
-    kept = tuple(e for e in host.evidence if e.proof is not EvidenceKind.MANUAL)
-    exclusion = Evidence(EvidenceKind.MANUAL, reason, now, until=until)
+    kept = tuple(e for e in host.evidence if e.proof is not EvidenceType.MANUAL)
+    exclusion = Evidence(EvidenceType.MANUAL, reason, now, until=until)
     return _append(replace(host, evidence=kept), exclusion)
 
 
@@ -278,7 +278,7 @@ def withdraw_failed_starts(host: HostRecord, job: str) -> HostRecord:
 
 def is_failed_start(evidence: Evidence, job: str) -> bool:
     """Return True for a failed start of this job that the job itself may have caused."""
-    return evidence.proof is EvidenceKind.START and evidence.job == job and not evidence.located
+    return evidence.proof is EvidenceType.START and evidence.job == job and not evidence.located
 
 
 def confirm_failed_starts(host: HostRecord, job: str) -> HostRecord:
@@ -344,13 +344,13 @@ def mass_failure_message(hosts: Iterable[HostRecord], now: float) -> str:
 
 
 def _went_bad(evidence: Evidence) -> bool:
-    return evidence.proof not in {EvidenceKind.PASSED, EvidenceKind.MANUAL}
+    return evidence.proof not in {EvidenceType.PASSED, EvidenceType.MANUAL}
 
 
 def _append(host: HostRecord, evidence: Evidence) -> HostRecord:
     """Add evidence and drop the oldest beyond the limit, but never an exclusion by a person."""
     entries = (*host.evidence, evidence)
-    removable = [i for i, e in enumerate(entries) if e.proof is not EvidenceKind.MANUAL]
+    removable = [i for i, e in enumerate(entries) if e.proof is not EvidenceType.MANUAL]
     removed = set(removable[: max(0, len(entries) - MAX_EVIDENCE)])
     return replace(
         host,

@@ -18,7 +18,7 @@ from drumline.jobs.core.diagnosis import (
     check_silence,
     check_steps,
 )
-from drumline.jobs.core.host_history import EvidenceKind
+from drumline.jobs.core.host_history import EvidenceType
 from drumline.jobs.core.outcomes import (
     RETRY_LIMIT,
     after_preemption,
@@ -46,7 +46,7 @@ from drumline.jobs.core.state import (
     Decision,
     DesiredState,
     Effect,
-    EffectKind,
+    EffectType,
     EndedAttempt,
     Event,
     Job,
@@ -127,7 +127,7 @@ def _decide_on_slices(
         return _restart(job, placement, now)
     if not reports:
         decision = check_addresses(job, placement, observations, now, timeouts)
-        return decision or Decision(job, effects=(Effect(EffectKind.RUN, placement),))
+        return decision or Decision(job, effects=(Effect(EffectType.RUN, placement),))
     if (not job.reached or job.unreached) and any(r.heard_at is not None for r in reports):
         job = replace(job, reached=True, unreached=0)
     if attempt.stopping and observations.unreachable:
@@ -172,9 +172,9 @@ def _unconfirmed_stop(
     if answering and too_long:
         message = f"no stop confirmed for {format_duration(timeouts.bad_silence)}"
         hosts = len(observations.reports)
-        cause = Cause(EndReason.BAD_HOST, answering[0], hosts, message, proof=EvidenceKind.START)
+        cause = Cause(EndReason.BAD_HOST, answering[0], hosts, message, proof=EvidenceType.START)
         return replace_bad_host(job, placement, cause, observations, now, idle=False)
-    return Decision(job, effects=(Effect(EffectKind.STOP, placement),))
+    return Decision(job, effects=(Effect(EffectType.STOP, placement),))
 
 
 def _answers(host: int, observations: Observations, now: float, timeouts: Timeouts) -> bool:
@@ -188,7 +188,7 @@ def _start_or_continue(
 ) -> Decision:
     """Follow the hosts from the upload of the code to the running program."""
     attempt, reports = current_attempt(job), observations.reports
-    run = (Effect(EffectKind.RUN, placement),)
+    run = (Effect(EffectType.RUN, placement),)
     if attempt.sent_at is None and all(_has_code(report) for report in reports):
         job = replace(job, attempt=replace(attempt, sent_at=now))
         return Decision(job, effects=run, events=(Event(EventType.CODE, ""),))
@@ -229,7 +229,7 @@ def _finish_succeeded(job: Job, placement: Placement, attempt: Attempt, now: flo
         Status.SUCCEEDED,
         "",
         now,
-        effects=(Effect(EffectKind.RELEASE, placement, "the job is done"),),
+        effects=(Effect(EffectType.RELEASE, placement, "the job is done"),),
         ended=(EndedAttempt(attempt, EndReason.SUCCEEDED, ""),),
     )
 
@@ -242,7 +242,7 @@ def _restart(job: Job, placement: Placement, now: float) -> Decision:
     job = replace(job, attempts=number, attempt=Attempt(number, started_at=now))
     return Decision(
         with_reason(job, "restarting on the same slice", Status.STARTING),
-        effects=(Effect(EffectKind.RUN, placement),),
+        effects=(Effect(EffectType.RUN, placement),),
     )
 
 
@@ -293,7 +293,7 @@ def _with_unconfirmed(job: Job, since: float | None) -> Job:
 
 def _repeat_stop(job: Job, placement: Placement, attempt: Attempt, reason: str) -> Decision:
     job = replace(job, attempt=replace(attempt, stopping=True))
-    return Decision(with_reason(job, reason), effects=(Effect(EffectKind.STOP, placement),))
+    return Decision(with_reason(job, reason), effects=(Effect(EffectType.STOP, placement),))
 
 
 def _list_hosts(hosts: tuple[int, ...]) -> str:
@@ -323,7 +323,7 @@ def _keep_for_resume(
         job_reason = job.reason  # the failure matters more than the slice
     return Decision(
         replace(job.drop(placement), reason=job_reason, kept_until=None),
-        effects=(Effect(EffectKind.RELEASE, placement, release_reason),),
+        effects=(Effect(EffectType.RELEASE, placement, release_reason),),
         events=(Event(EventType.RELEASED, f"slice in {placement.zone}: {release_reason}"),),
     )
 
@@ -367,7 +367,7 @@ def resume_job(job: Job) -> Decision:
     unfit = [p for p in (job.active, *job.requests) if p is not None and not fits(job, p)]
     resumed = resumed.drop(*unfit)
     reason = "the job now requests another slice"
-    effects = tuple(Effect(EffectKind.RELEASE, placement, reason) for placement in unfit)
+    effects = tuple(Effect(EffectType.RELEASE, placement, reason) for placement in unfit)
     event = Event(EventType.RESUMED, describe_slices(resumed))
     return Decision(resumed, effects, (event,), ended)
 

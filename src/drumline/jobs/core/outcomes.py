@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from drumline.jobs.core.host_history import EvidenceKind
+from drumline.jobs.core.host_history import EvidenceType
 from drumline.jobs.core.reasons import END_RULES, EndReason, EventType
 from drumline.jobs.core.state import (
     Attempt,
     Cause,
     Decision,
     Effect,
-    EffectKind,
+    EffectType,
     EndedAttempt,
     Event,
     Job,
@@ -30,7 +30,7 @@ from drumline.jobs.core.state import (
     Timeouts,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed import ContactFailure, Fault, FaultKind, HostPhase, HostReport
+from drumline.observed import ContactFailure, Fault, FaultType, HostPhase, HostReport
 
 BACKOFF_LIMIT = 60.0
 RETRY_LIMIT = 120.0
@@ -53,7 +53,7 @@ def after_stop(
 ) -> Decision:
     """Decide what follows once the program was stopped on all hosts because of `job.cause`."""
     if not observations.stopped:
-        return Decision(job, effects=(Effect(EffectKind.STOP, placement),))
+        return Decision(job, effects=(Effect(EffectType.STOP, placement),))
     cause = job.cause
     assert cause is not None
     if cause.kind is EndReason.MOVED:
@@ -90,7 +90,7 @@ def _leave_for_cheaper_slices(job: Job, placement: Placement, message: str) -> D
     """Release the slices of a program that was stopped to continue on cheaper ones."""
     ended = EndedAttempt(current_attempt(job), EndReason.MOVED, message)
     job = replace(job.drop(placement), attempt=None, cause=None)
-    release = (Effect(EffectKind.RELEASE, placement, message),)
+    release = (Effect(EffectType.RELEASE, placement, message),)
     return Decision(with_reason(job, message, Status.WAITING), release, ended=(ended,))
 
 
@@ -119,7 +119,7 @@ def _after_failure(
             Status.FAILED,
             f"{count} of the {part} {where}",
             now,
-            effects=() if kept else (Effect(EffectKind.RELEASE, placement, "the job failed"),),
+            effects=() if kept else (Effect(EffectType.RELEASE, placement, "the job failed"),),
             events=(Event(EventType.FAILED, text),),
             ended=(ended,),
         )
@@ -189,8 +189,8 @@ def replace_bad_host(
     `idle` says that the program has ended on every host.
     """
     mass_failure = observations.mass_failure
-    measured = cause.proof == EvidenceKind.BURN_IN or (
-        cause.proof == EvidenceKind.REPLAY and not placement.proved
+    measured = cause.proof == EvidenceType.BURN_IN or (
+        cause.proof == EvidenceType.REPLAY and not placement.proved
     )
     in_a_row = job.bad_in_a_row + (bool(mass_failure) or not measured)
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
@@ -202,7 +202,7 @@ def replace_bad_host(
     if job.allowance.bad_hosts is not None and in_a_row > job.allowance.bad_hosts:
         reason = f"{in_a_row} bad hosts, the last: {text}"
         reason += f"; {mass_failure}" if mass_failure else ""
-        release = (Effect(EffectKind.RELEASE, placement, text),)
+        release = (Effect(EffectType.RELEASE, placement, text),)
         job = job.drop(placement)
         return finish_job(job, Status.FAILED, reason, now, release, events, ended)
     job, effects, held_back = _release_or_hold_back(job, placement, text, idle=idle)
@@ -332,7 +332,7 @@ def replace_unreachable(
     job = replace(job.drop(placement), attempt=None, cause=None)
     return Decision(
         with_reason(job, f"{reason}; trying another slice", Status.WAITING),
-        effects=(Effect(EffectKind.RELEASE, placement, reason),),
+        effects=(Effect(EffectType.RELEASE, placement, reason),),
         events=(Event(EventType.UNREACHABLE, reason),),
         ended=(ended,),
     )
@@ -345,7 +345,7 @@ def end_unreachable(job: Job, placement: Placement, reason: str, now: float) -> 
         Status.FAILED,
         reason,
         now,
-        effects=(Effect(EffectKind.RELEASE, placement, "its hosts cannot be reached"),),
+        effects=(Effect(EffectType.RELEASE, placement, "its hosts cannot be reached"),),
         ended=(EndedAttempt(current_attempt(job), EndReason.UNREACHABLE, reason),),
     )
 
@@ -365,7 +365,7 @@ def after_preemption(
         ended = (EndedAttempt(attempt, EndReason.PREEMPTED, reason),)
         attempt = None
     job = replace(job.drop(placement), preemptions=preemptions, attempt=attempt, cause=None)
-    release = (Effect(EffectKind.RELEASE, placement, reason),)
+    release = (Effect(EffectType.RELEASE, placement, reason),)
     position = f"in {placement.zone}: {reason}" if steps is None else _format_position(steps)
     fields: dict[str, str | float | None] = {"zone": placement.zone, "reason": reason}
     if steps is not None:
@@ -394,7 +394,7 @@ def cancelled_attempt(job: Job) -> tuple[EndedAttempt, ...]:
 
 def after_internal_error(job: Job, message: str, now: float) -> Decision:
     """End a job that Drumline itself cannot handle. Its checkpoints and logs stay for a resume."""
-    release = tuple(Effect(EffectKind.RELEASE, placement, message) for placement in job.placements)
+    release = tuple(Effect(EffectType.RELEASE, placement, message) for placement in job.placements)
     attempt = job.attempt
     ended = (EndedAttempt(attempt, EndReason.INTERNAL_ERROR, message),) if attempt else ()
     job = replace(job, placements=(), kept_until=None)
@@ -447,7 +447,7 @@ def _made_progress(job: Job, steps: Steps | None) -> bool:
     A program whose host was found bad in the middle of a training makes steps each time and may
     fail each time. Then only a new checkpoint counts.
     """
-    failed_in_training = job.cause is not None and job.cause.proof == EvidenceKind.REPLAY
+    failed_in_training = job.cause is not None and job.cause.proof == EvidenceType.REPLAY
     return steps is not None and (steps.saved_at is not None or not failed_in_training)
 
 
@@ -461,7 +461,7 @@ def release_for_user(
 
     If a program may still run on them, or on earlier ones, the job ends once all are gone.
     """
-    release = (Effect(EffectKind.RELEASE, placement, "no longer wanted"),)
+    release = (Effect(EffectType.RELEASE, placement, "no longer wanted"),)
     observation = observations.placements.get(placement.name)
     listed = observation.listed if observation else None
     gone = observation is not None and (listed is None or not listed.may_run)
@@ -504,7 +504,7 @@ def _release_or_hold_back(
     if limit is None:
         limit = min(job.turned_down // REJECTIONS_PER_HELD_BACK, MAX_HELD_BACK)
     if not idle or len(job.held_back) >= limit:
-        return job.drop(placement), (Effect(EffectKind.RELEASE, placement, reason),), ()
+        return job.drop(placement), (Effect(EffectType.RELEASE, placement, reason),), ()
     job = job.put(replace(placement, role=PlacementRole.HELD_BACK))
     where = f"{placement.chips} chips in {placement.zone}"
     return job, (), (Event(EventType.PARKED, f"{placement.name} ({where}) until another runs"),)
@@ -540,7 +540,7 @@ def release_requests(decision: Decision, reason: str) -> Decision:
     return decision.then(
         Decision(
             decision.job.drop(*requests),
-            effects=tuple(Effect(EffectKind.RELEASE, request, reason) for request in requests),
+            effects=tuple(Effect(EffectType.RELEASE, request, reason) for request in requests),
         )
     )
 
@@ -552,8 +552,8 @@ def release_if_blocking(decision: Decision, fault: Fault) -> Decision:
     they would cost money for as long as that lasts.
     """
     job = decision.job
-    tried_all = job.next_choice == 0 and not job.requests and fault.kind is FaultKind.STOCKOUT
-    if fault.kind is FaultKind.QUOTA or tried_all:
+    tried_all = job.next_choice == 0 and not job.requests and fault.kind is FaultType.STOCKOUT
+    if fault.kind is FaultType.QUOTA or tried_all:
         return release_held_back(decision)
     return decision
 
@@ -588,7 +588,7 @@ def _release_all_held_back(decision: Decision, reason: str) -> Decision:
     if not held_back:
         return decision
     effects = tuple(
-        Effect(EffectKind.RELEASE, placement, f"held back; {reason}") for placement in held_back
+        Effect(EffectType.RELEASE, placement, f"held back; {reason}") for placement in held_back
     )
     slices = "1 held-back slice" if len(held_back) == 1 else f"{len(held_back)} held-back slices"
     event = Event(EventType.RELEASED, f"{slices} released: {reason}")

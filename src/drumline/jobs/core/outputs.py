@@ -13,7 +13,7 @@ from drumline.jobs.core.state import (
     Attempt,
     Decision,
     Effect,
-    EffectKind,
+    EffectType,
     Event,
     Job,
     Observations,
@@ -37,7 +37,7 @@ def copy_outputs(
     if not before.outputs or attempt is None or placement is None or attempt.sent_at is None:
         return decision
     job, copy = decision.job, observations.outputs
-    copy_effect = Effect(EffectKind.COPY_OUTPUTS, placement)
+    copy_effect = Effect(EffectType.COPY_OUTPUTS, placement)
     if job.active is not None and job.active.name == placement.name and not job.status.ended:
         if job.attempt is None:
             return decision  # the next attempt on the same slices copies them

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from drumline.observed import Fault, FaultKind, Scope
+from drumline.observed import Fault, FaultType, Scope
 
 
 class RefusalAction(StrEnum):
@@ -19,19 +19,19 @@ class RefusalAction(StrEnum):
 
 
 _ACTIONS = {
-    FaultKind.STOCKOUT: RefusalAction.NEXT_CANDIDATE,
-    FaultKind.QUOTA: RefusalAction.NEXT_CANDIDATE,
-    FaultKind.RATE: RefusalAction.RETRY,
-    FaultKind.DENIED: RefusalAction.NEXT_CANDIDATE,
+    FaultType.STOCKOUT: RefusalAction.NEXT_CANDIDATE,
+    FaultType.QUOTA: RefusalAction.NEXT_CANDIDATE,
+    FaultType.RATE: RefusalAction.RETRY,
+    FaultType.DENIED: RefusalAction.NEXT_CANDIDATE,
     # The job continues by itself once the user has logged in again.
-    FaultKind.LOGIN: RefusalAction.RETRY,
-    FaultKind.PREEMPTED: RefusalAction.PREEMPTION,
-    FaultKind.CONFLICT: RefusalAction.RETRY,
-    FaultKind.INVALID: RefusalAction.GIVE_UP,
-    FaultKind.NOT_FOUND: RefusalAction.RETRY,
-    FaultKind.TRANSIENT: RefusalAction.RETRY,
+    FaultType.LOGIN: RefusalAction.RETRY,
+    FaultType.PREEMPTED: RefusalAction.PREEMPTION,
+    FaultType.CONFLICT: RefusalAction.RETRY,
+    FaultType.INVALID: RefusalAction.GIVE_UP,
+    FaultType.NOT_FOUND: RefusalAction.RETRY,
+    FaultType.TRANSIENT: RefusalAction.RETRY,
     # An unknown fault is no reason to give up the zone or the job.
-    FaultKind.UNKNOWN: RefusalAction.NEXT_CANDIDATE,
+    FaultType.UNKNOWN: RefusalAction.NEXT_CANDIDATE,
 }
 
 
@@ -39,13 +39,13 @@ REFUSALS_PER_CANDIDATE = 3
 """Refusals in a row after which the next candidate is requested. A service may fail in one zone for
 weeks, and a permission may be missing in one zone only."""
 # A login is missing in all zones, and calls are counted for the whole project.
-_SAME_EVERYWHERE = frozenset({FaultKind.LOGIN, FaultKind.RATE})
+_SAME_EVERYWHERE = frozenset({FaultType.LOGIN, FaultType.RATE})
 
 
 def action_for(fault: Fault) -> RefusalAction:
     """Return the action that follows a fault."""
     action = _ACTIONS[fault.kind]
-    if fault.kind is FaultKind.DENIED and fault.scope is Scope.REQUEST:
+    if fault.kind is FaultType.DENIED and fault.scope is Scope.REQUEST:
         # A policy forbids the request itself. Only another policy or another job file helps.
         return RefusalAction.GIVE_UP
     if fault.scope is Scope.PROJECT and action is RefusalAction.NEXT_CANDIDATE:

@@ -30,7 +30,7 @@ from drumline.jobs.core.state import (
     Decision,
     DesiredState,
     Effect,
-    EffectKind,
+    EffectType,
     EndedAttempt,
     Event,
     Job,
@@ -42,7 +42,7 @@ from drumline.jobs.core.state import (
     Timeouts,
     ZoneStatus,
 )
-from drumline.observed import Fault, FaultKind, PlacementState, Refusal, Scope, with_words
+from drumline.observed import Fault, FaultType, PlacementState, Refusal, Scope, with_words
 
 
 def seek_slices(job: Job, observations: Observations, now: float, timeouts: Timeouts) -> Decision:
@@ -91,12 +91,12 @@ def seek_cheaper_slices(decision: Decision, observations: Observations, now: flo
     request = next((request for request in job.requests if request.ready_at is not None), None)
     if request is not None:
         if not job.is_cheaper(request.candidate, active.candidate):
-            release = Effect(EffectKind.RELEASE, request, "it is not cheaper")
+            release = Effect(EffectType.RELEASE, request, "it is not cheaper")
             return decision.then(Decision(job.drop(request), (release,)))
         text = f"moving to a cheaper slice in {request.zone}"
         cause = Cause(EndReason.MOVED, 0, active.hosts, text)
         job = replace(job, cause=cause, attempt=replace(attempt, stopping=True))
-        stop = Effect(EffectKind.STOP, active)
+        stop = Effect(EffectType.STOP, active)
         event = Event(EventType.MOVED, text, _place(request))
         return decision.then(Decision(with_reason(job, text), (stop,), (event,)))
     if now - attempt.running_at < SETTLED_SECONDS:
@@ -155,7 +155,7 @@ def _request(job: Job, candidate: Candidate, now: float) -> Decision:
         job = replace(job, next_choice=job.choices.index(candidate))
     return Decision(
         job,
-        effects=(Effect(EffectKind.REQUEST, placement),),
+        effects=(Effect(EffectType.REQUEST, placement),),
         events=(
             Event(
                 EventType.ASKED,
@@ -239,7 +239,7 @@ def _drop(
 ) -> Decision:
     """Drop a request that yields no slices: delete it in the cloud and decide what follows."""
     fault, text = refusal.fault, refusal.text
-    release = Effect(EffectKind.RELEASE, placement, refusal.message)
+    release = Effect(EffectType.RELEASE, placement, refusal.message)
     action = action_for(fault)
     if action is RefusalAction.RETRY and _leaves(job, placement, fault):
         action = RefusalAction.NEXT_CANDIDATE
@@ -302,7 +302,7 @@ def _try_next_candidate(
     placement: Placement,
     reason: str,
     words: str = "",
-    fault: FaultKind = FaultKind.STOCKOUT,
+    fault: FaultType = FaultType.STOCKOUT,
 ) -> Decision:
     """Drop a request, and leave its zone alone for a while. The attempt continues elsewhere."""
     index = job.next_choice
@@ -313,8 +313,8 @@ def _try_next_candidate(
     return Decision(
         _waiting(job, text),
         effects=(
-            Effect(EffectKind.NO_CAPACITY, placement, reason, words, fault),
-            Effect(EffectKind.RELEASE, placement, reason),
+            Effect(EffectType.NO_CAPACITY, placement, reason, words, fault),
+            Effect(EffectType.RELEASE, placement, reason),
         ),
         events=(Event(EventType.WAITING, text, _place(placement) | {"fault": fault.value}),),
     )
@@ -335,7 +335,7 @@ def _follow(
     if placement.accepted_at is None:
         if now < placement.retry_at:
             return Decision(job)
-        return Decision(job, effects=(Effect(EffectKind.REQUEST, placement),))
+        return Decision(job, effects=(Effect(EffectType.REQUEST, placement),))
     observation = observations.placements.get(placement.name)
     if observation is None:
         return Decision(job)
@@ -349,7 +349,7 @@ def _follow(
             accepted_for = format_duration(now - placement.accepted_at)
             reason = f"slice in {placement.zone} is still not created after {accepted_for}"
             return _try_next_candidate(job, placement, reason)
-        preemption = Refusal(Fault(FaultKind.PREEMPTED, Scope.ZONE), lost_reason or "")
+        preemption = Refusal(Fault(FaultType.PREEMPTED, Scope.ZONE), lost_reason or "")
         return _drop(job, placement, refusal or preemption, now, timeouts)
     if listed.state is PlacementState.READY and len(listed.endpoints) == placement.hosts:
         return _take_ready_slices(job, placement, observations, now, timeouts)
@@ -392,7 +392,7 @@ def _take_ready_slices(
             # Some deletions never end, and these slices would cost money for as long.
             reason = "the previous slice is still not deleted"
             return Decision(
-                job.drop(placement), effects=(Effect(EffectKind.RELEASE, placement, reason),)
+                job.drop(placement), effects=(Effect(EffectType.RELEASE, placement, reason),)
             )
         return Decision(job.put(replace(placement, role=PlacementRole.STARTING, ready_at=ready_at)))
     active = replace(placement, role=PlacementRole.ACTIVE, ready_at=ready_at)
@@ -403,7 +403,7 @@ def _take_ready_slices(
     text = f"{hosts}, {placement.chips} chips in {placement.zone}"
     return Decision(
         with_reason(job, "connecting to the hosts", Status.STARTING),
-        effects=(Effect(EffectKind.RUN, active),),
+        effects=(Effect(EffectType.RUN, active),),
         events=(Event(EventType.SLICE, text, _place(active) | {"hosts": active.hosts}),),
     )
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from drumline.chips import slice_of
 from drumline.jobs.core.reasons import EndReason, EventType
 from drumline.jobs.core.steps import Steps
-from drumline.observed import FaultKind, HostReport, ListedPlacement, PlacementState, Refusal
+from drumline.observed import FaultType, HostReport, ListedPlacement, PlacementState, Refusal
 
 
 class Candidate(NamedTuple):
@@ -178,7 +178,7 @@ class Cause:
     ahead_seconds: float | None = None
     """Seconds between this error and the error of the next host that failed."""
     proof: str = ""
-    """The `EvidenceKind` against the bad host; empty for all other causes."""
+    """The `EvidenceType` against the bad host; empty for all other causes."""
     claimed: bool = False
     """True if only the program's output is against the host."""
     location: str = ""
@@ -462,7 +462,7 @@ class Timeouts:
     """Wait before a refused request is repeated, doubled each time up to `RETRY_LIMIT`."""
 
 
-class EffectKind(StrEnum):
+class EffectType(StrEnum):
     """An action of the supervisor."""
 
     REQUEST = "ask"
@@ -481,12 +481,12 @@ class EffectKind(StrEnum):
 class Effect:
     """One action on one placement."""
 
-    kind: EffectKind
+    kind: EffectType
     placement: Placement
     reason: str = ""
     words: str = ""
     """The cloud's own words, if it refused the request."""
-    fault: FaultKind = FaultKind.STOCKOUT
+    fault: FaultType = FaultType.STOCKOUT
     """The reason why the zone of the placement counts as out of capacity."""
 
 

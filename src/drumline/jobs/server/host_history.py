@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drumline.jobs.controller.host_history import HostHistory
-from drumline.jobs.core.host_history import EvidenceKind, HostRecord
+from drumline.jobs.core.host_history import EvidenceType, HostRecord
 from drumline.jobs.server.verbs import RequestError
 
 MAX_NAME = 200
@@ -67,7 +67,7 @@ class HostHistoryApi:
                     "job": evidence.job,
                     "attempt": evidence.attempt,
                     "at": evidence.at,
-                    "held_against": not evidence.mass and evidence.proof is not EvidenceKind.PASSED,
+                    "held_against": not evidence.mass and evidence.proof is not EvidenceType.PASSED,
                 }
                 for evidence in host.evidence
             ],

@@ -30,7 +30,7 @@ from drumline.jobs.controller.tasks import is_disk_error
 from drumline.jobs.core.state import Candidate
 from drumline.jobs.server.verbs import RequestError
 from drumline.jobs.slice_settings import check_zones
-from drumline.observed import FaultKind
+from drumline.observed import FaultType
 
 if TYPE_CHECKING:
     from drumline.jobs.spec import JobSpec
@@ -108,7 +108,7 @@ class JobFiles:
         try:
             await self._cloud.check_login()
         except CloudError as error:
-            if self._cloud.explain(error, "").fault.kind is FaultKind.LOGIN:
+            if self._cloud.explain(error, "").fault.kind is FaultType.LOGIN:
                 return str(error)
         return ""
 

@@ -25,7 +25,7 @@ from drumline.jobs.core.state import (
     Candidate,
     Decision,
     DesiredState,
-    EffectKind,
+    EffectType,
     Event,
     Job,
     OldProgram,
@@ -400,7 +400,7 @@ class Store:
             for placement in job.placements:
                 self._write_slice(job.id, placement, now)
             for effect in decision.effects:
-                if effect.kind is EffectKind.RELEASE:
+                if effect.kind is EffectType.RELEASE:
                     name = effect.placement.name
                     self._write_slice(job.id, effect.placement, now)
                     self._db.execute(
