@@ -178,7 +178,8 @@ def requests_have_no_limit() -> AbstractContextManager[Any]:
     """Remove the limit and the backoff of requests."""
     return _all_of(
         patch.object(RateLimit, "take", lambda _: True),
-        patch.object(lifecycle, "with_backoff", lambda job, *_: job),
+        patch("drumline.jobs.core.requests.with_backoff", lambda job, *_: job),
+        patch("drumline.jobs.core.requests.retry_pause", lambda *_: 0.0),
     )
 
 
@@ -303,7 +304,7 @@ def a_cancel_needs_no_confirmation() -> AbstractContextManager[Any]:
 
 def requests_that_are_not_visible_count_as_preempted() -> AbstractContextManager[Any]:
     """Give a request up that the cloud does not show within its first minute."""
-    return patch.object(lifecycle, "_may_appear", lambda *_: False)
+    return patch.object(requests, "_may_appear", lambda *_: False)
 
 
 def errors_of_create_operations_are_ignored() -> AbstractContextManager[Any]:
