@@ -434,9 +434,10 @@ class Invariants:
                     environment.note(
                         "attempt", attempt["number"], attempt["outcome"], attempt["detail"]
                     )
-        undisturbed = (
-            not faults and not slices & environment.interrupted_slices and len(requests) == 1
-        )
+        # A program that hangs may be moved to a cheaper slice before it counts as stuck.
+        moved = outcomes[EndReason.MOVED.outcome]
+        interrupted = faults or moved or slices & environment.interrupted_slices
+        undisturbed = not interrupted and len(requests) == 1
         if undisturbed and program_faults < caused:
             environment.fail(f"{job.id} failed {caused} times, and {program_faults} are on record")
         allowed = job.allowance.failures or 0
