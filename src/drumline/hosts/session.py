@@ -9,7 +9,6 @@ DRUMLINE_HOST is the rank, DRUMLINE_HOSTS the number of ranks, and rank 0 is the
 """
 
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from drumline.cancellation import cancel_tasks
 from drumline.errors import HostError
 from drumline.files import write_atomically
 from drumline.hosts.connection import KnownHosts, describe_connection_error
@@ -290,9 +290,5 @@ class SliceSession:
 
     async def close(self) -> None:
         """Close the connections. The program continues."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await cancel_tasks(self._tasks)
         self._tasks = []

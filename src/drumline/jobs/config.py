@@ -124,6 +124,7 @@ _FAST_TIMEOUTS = Timeouts(
     first_contact=30.0,
     settle=1.0,
     shutdown=2.0,
+    settled=30.0,
     rest=0.5,
     outputs_interval=5.0,
     retry=0.5,

@@ -7,6 +7,7 @@ import pytest
 from drumline.jobs.core import lifecycle, requests
 from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
+    Allowance,
     Candidate,
     Decision,
     DesiredState,
@@ -183,11 +184,11 @@ def test_the_next_slice_takes_over_when_the_first_is_lost_before_its_hosts_answe
 def test_a_slice_lost_before_it_is_ready_does_not_end_the_attempt() -> None:
     race = waiting().becomes("zone-a", PlacementState.BOOTING)
     race.becomes("zone-a", PlacementState.LOST, "node PREEMPTED")
-    assert (race.job.preemptions, race.outcomes()) == (1, [])
+    assert (race.job.preemptions, race.outcomes()) == (0, []), "the others may still be granted"
     assert race.job.attempts == 1
     assert [request.zone for request in race.job.requests] == ["zone-b", "zone-c"]
-    race.passes(TIMEOUTS.retry + 1)
-    assert len(race.job.requests) == 3, "the zone is asked again after a pause"
+    race.zones.clear()
+    assert len(race.settle().job.requests) == 3, "the zone is asked again after its backoff"
 
 
 def test_no_slice_runs_the_program_while_the_old_one_may_run() -> None:
@@ -276,7 +277,7 @@ def running(rates: tuple[float | None, ...]) -> Race:
     race.settle().accept_all().becomes("zone-a", PlacementState.READY)
     race.answers(HostPhase.PREPARING).answers(HostPhase.RUNNING)
     assert race.job.status is Status.RUNNING
-    race.now += requests.SETTLED_SECONDS + 1
+    race.now += TIMEOUTS.settled + 1
     race.lists("zone-a", PlacementState.READY)
     return race.answers(HostPhase.RUNNING)
 
@@ -304,6 +305,55 @@ def test_a_job_that_may_migrate_moves_when_a_cheaper_slice_is_ready() -> None:
     assert "zone-a" in race.names(EffectType.RELEASE)
     counts = (race.job.failures, race.job.bad_hosts, race.job.preemptions)
     assert (race.job.status, counts) == (Status.RECOVERING, (0, 0, 0))
+
+
+def test_a_job_stays_if_the_cheaper_slice_is_lost_during_the_stop() -> None:
+    race = running(RATES)
+    race.accept_all().answers(HostPhase.RUNNING).becomes("zone-c", PlacementState.READY)
+    assert race.names(EffectType.STOP) == ["zone-a"]
+    race.becomes("zone-c", PlacementState.LOST, "node PREEMPTED")
+    race.stopped = True
+    race.settle()
+    assert race.outcomes() == [EndReason.MOVED]
+    active = race.job.active
+    assert active is not None
+    assert active.zone == "zone-a"
+    assert race.names(EffectType.RELEASE) == ["zone-b", "zone-c"]
+
+
+def test_the_cheaper_slice_is_released_when_the_user_cancels() -> None:
+    race = running(RATES)
+    race.accept_all().answers(HostPhase.RUNNING).becomes("zone-c", PlacementState.READY)
+    race.job = replace(race.job, wish=DesiredState.CANCEL)
+    race.settle()
+    assert race.job.requests == ()
+
+
+def test_another_accelerator_is_not_a_cheaper_slice() -> None:
+    job = Job("000001", "me", (A, Candidate("v5litepod-1", "zone-c")), 0.0, rates=(2.0, 0.1))
+    assert not job.is_cheaper(job.choices[1], job.choices[0])
+
+
+def test_a_lost_request_does_not_use_up_the_allowance() -> None:
+    race = waiting()
+    race.job = replace(race.job, allowance=Allowance(preemptions=0))
+    race.becomes("zone-a", PlacementState.BOOTING)
+    race.becomes("zone-a", PlacementState.LOST, "node PREEMPTED")
+    assert race.job.status is Status.WAITING
+
+
+def test_an_invalid_request_does_not_end_a_job_whose_request_was_accepted_elsewhere() -> None:
+    race = Race().settle()
+    name = race.request("zone-a").name
+    race.job = requests.request_accepted(race.job, name, race.now)
+    race.refuse("zone-b", INVALID)
+    assert race.job.status is Status.WAITING
+
+
+def test_held_back_slices_stay_while_other_requests_are_open() -> None:
+    bad = Placement("bad", "zone-a", "v4-8", 1, 0.0, PlacementRole.HELD_BACK, ready_at=0.0)
+    race = Race(Race().job.put(bad)).settle().refuse("zone-b", QUOTA)
+    assert race.job.held_back == (bad,)
 
 
 def test_a_job_whose_prices_are_unknown_stays() -> None:
@@ -341,10 +391,15 @@ def test_a_job_that_asks_once_waits_for_one_zone() -> None:
     assert race.names(EffectType.REQUEST) == ["zone-a"]
 
 
-def test_two_accelerators_of_one_zone_are_not_asked_at_the_same_time() -> None:
-    choices = (A, Candidate("v5litepod-8", A.zone), B)
-    race = Race(replace(Race().job, choices=choices)).settle()
+def test_the_next_accelerator_is_requested_only_when_no_zone_has_the_first() -> None:
+    second = Candidate("v5litepod-8", C.zone)
+    race = Race(replace(Race().job, choices=(A, B, second)))
+    race.zones |= {candidate: ZoneStatus() for candidate in (A, B, second)}
+    race.settle()
     assert [request.candidate for request in race.job.requests] == [A, B]
+    race.accept_all().becomes("zone-a", PlacementState.QUEUED)
+    race.becomes("zone-b", PlacementState.QUEUED).passes(TIMEOUTS.waiting + 1)
+    assert [request.candidate for request in race.job.requests] == [second]
 
 
 def test_a_resumed_job_keeps_the_requests_that_fit_its_job_file() -> None:

@@ -25,6 +25,7 @@ from drumline.jobs.core.state import (
     Job,
     Observations,
     Placement,
+    PlacementRole,
     Status,
     Timeouts,
 )
@@ -127,6 +128,18 @@ def test_a_released_slice_is_known_until_it_is_gone(store: Store) -> None:
     assert [r.name for r in store.releasing()] == [placement.name]
     store.gone(placement.name, 12.0)
     assert store.releasing() == []
+
+
+def test_an_attempt_keeps_its_zone_while_a_slice_in_another_zone_follows(store: Store) -> None:
+    job = store.add("lab", "a", {}, new_job).job
+    attempt = Attempt(1, started_at=2.0, running_at=3.0)
+    old = Placement("s", "local-a", "v4-8", 1, 2.0, PlacementRole.ACTIVE)
+    cheaper = Placement("t", "local-b", "v4-8", 1, 2.0, PlacementRole.STARTING)
+    store.save(Decision(replace(job, attempt=attempt).put(old).put(cheaper)), 3.0)
+    moved = EndedAttempt(attempt, EndReason.MOVED, "")
+    store.save(Decision(job.put(cheaper), ended=(moved,)), 9.0)
+    (row,) = store.attempts(job.id)
+    assert (row["zone"], row["outcome"]) == ("local-a", "moved")
 
 
 def test_the_newest_events_of_each_zone_are_kept(store: Store) -> None:

@@ -36,6 +36,8 @@ MAX_OUTPUT_PROBLEMS = 5
 # A shorter pause between two attempts is the normal duration of a new request.
 MIN_PAUSE_SECONDS = 60.0
 MIN_AHEAD_SECONDS = 0.05
+MIN_LOSSES = 3
+"""The number of lost slices from which their median lifetime says something."""
 # Lines that JAX and its library Gloo print in every program, and that explain no failure.
 _LIBRARY_LINES = re.compile(
     r"\[Gloo\] Rank \d+ is connected to |-{20}$|For simplicity, JAX has removed its internal frames"
@@ -307,7 +309,8 @@ def slice_lines(job: Job, now: float) -> list[str]:
     if any(tpu_slice and request["name"] == tpu_slice["name"] for request in requests):
         return [_request_line(request, now) for request in requests]
     if not tpu_slice:
-        return ["released" if job.get("attempts") else "none yet"]
+        waits = job["status"] in {"QUEUED", "WAITING"}
+        return ["released" if job.get("attempts") and not waits else "none yet"]
     facts = [f"{tpu_slice['name']} in {tpu_slice['zone']}", sanitize(tpu_slice.get("state") or "")]
     if tpu_slice.get("held_since"):
         facts.append(f"held for {format_duration(now - tpu_slice['held_since'])}")
@@ -332,7 +335,7 @@ def _request_line(request: Job, now: float) -> str:
     facts = []
     if history.get("wait") is not None:
         facts.append(f"usually ready after {format_duration(history['wait'])}")
-    if history.get("lifetime") is not None:
+    if history.get("lifetime") is not None and history.get("lost", 0) >= MIN_LOSSES:
         facts.append(f"half are lost within {format_duration(history['lifetime'])}")
     return f"{line} ({', '.join(facts)})" if facts else line
 
@@ -368,7 +371,7 @@ def next_steps(job: Job) -> str:
     if status == "SUCCEEDED":
         hint = f" · {delete} releases its slice" if job.get("chips_held") else ""
         return f"drumline logs {job_id} · drumline clean {job_id} removes its logs{hint}"
-    if status in {"QUEUED", "WAITING"}:
+    if status in {"QUEUED", "WAITING"} or (status == "STARTING" and not job.get("chips_held")):
         return f"drumline follow {job_id} · drumline delete {job_id} stops waiting"
     return (
         f"drumline logs {job_id} --follow · drumline cancel {job_id} stops it and keeps the slice"

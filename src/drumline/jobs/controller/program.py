@@ -11,7 +11,7 @@ from drumline.hosts.packing.selection import format_size
 from drumline.hosts.protocol import DEFAULT_SHM_SIZE, Program, PythonEnvironment
 from drumline.jobs.billing import Prices
 from drumline.jobs.core.reasons import EventType
-from drumline.jobs.core.state import Decision, Event, Job, Placement
+from drumline.jobs.core.state import Attempt, Decision, Event, Job, Placement
 from drumline.jobs.folders import Folders
 from drumline.jobs.store.records import Record
 from drumline.jobs.store.specs import StoredSpec
@@ -94,7 +94,7 @@ def add_event_details(
     placement = job.active
     hosts = placement.hosts if placement else 0
     host_count = "1 host" if hosts == 1 else f"{hosts} hosts"
-    new_slice = job.attempt and placement and job.attempt.started_at <= placement.asked_at
+    new_slice = bool(job.attempt and placement and is_first_attempt(job.attempt, placement))
     detailed: list[Event] = []
     for event in events:
         if event.kind == "code":
@@ -109,6 +109,13 @@ def add_event_details(
         else:
             detailed.append(event)
     return tuple(detailed)
+
+
+def is_first_attempt(attempt: Attempt, placement: Placement) -> bool:
+    """Return True if no earlier attempt ran on these slices."""
+    if placement.first_attempt is None:  # saved by an earlier version
+        return attempt.started_at <= placement.asked_at
+    return attempt.number == placement.first_attempt
 
 
 def _with_cost(event: Event, job: Job, spec: StoredSpec, prices: Prices) -> Event:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drumline.cancellation import cancel_tasks
 from drumline.errors import CloudError, HostError, UserError
 
 log = logging.getLogger(__name__)
@@ -151,10 +152,8 @@ class BackgroundTasks:
         self._failures = {k: f for k, f in self._failures.items() if f.job_id != job_id}
 
     async def close(self) -> None:
-        """Cancel all tasks."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        """Cancel all tasks, and wait for their ends for a limited time."""
+        await cancel_tasks([*self._tasks.values()])
 
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}

@@ -69,7 +69,7 @@ def decide(job: Job, observations: Observations, now: float, timeouts: Timeouts)
     decision = release_unneeded(decision, observations)
     if decision.job.active is not None:
         decision = follow_other_requests(decision, observations, now, timeouts)
-        decision = seek_cheaper_slices(decision, observations, now)
+        decision = seek_cheaper_slices(decision, observations, now, timeouts)
     return decision
 
 

@@ -18,6 +18,7 @@ from drumline.jobs.core.state import (
     Attempt,
     Cause,
     Decision,
+    DesiredState,
     Effect,
     EffectType,
     EndedAttempt,
@@ -87,8 +88,16 @@ def _restart_uncounted(job: Job, reason: EndReason, now: float, timeouts: Timeou
 
 
 def _leave_for_cheaper_slices(job: Job, placement: Placement, message: str) -> Decision:
-    """Release the slices of a program that was stopped to continue on cheaper ones."""
+    """Release the slices of a program that was stopped to continue on cheaper ones.
+
+    If those were lost meanwhile, the program starts again on the slices that it has.
+    """
     ended = EndedAttempt(current_attempt(job), EndReason.MOVED, message)
+    if not any(request.ready_at is not None for request in job.requests):
+        job = replace(job, attempt=None, cause=None)
+        text = "the cheaper slice was lost before the move; restarting"
+        event = Event(EventType.LEFT, text)
+        return Decision(with_reason(job, text, Status.STARTING), events=(event,), ended=(ended,))
     job = replace(job.drop(placement), attempt=None, cause=None)
     release = (Effect(EffectType.RELEASE, placement, message),)
     return Decision(with_reason(job, message, Status.WAITING), release, ended=(ended,))
@@ -353,18 +362,10 @@ def end_unreachable(job: Job, placement: Placement, reason: str, now: float) -> 
 def after_preemption(
     job: Job, placement: Placement, reason: str, now: float, steps: Steps | None = None
 ) -> Decision:
-    """Release slices that were lost through no fault of the program, and request others.
-
-    If they were not ready and the job has requested others, its attempt continues with those.
-    """
+    """Release slices that were lost through no fault of the program, and request others."""
     preemptions = job.preemptions + 1
-    continues = placement.role is not PlacementRole.ACTIVE and bool(job.drop(placement).requests)
-    attempt: Attempt | None = job.attempt
-    ended: tuple[EndedAttempt, ...] = ()
-    if attempt is not None and not continues:
-        ended = (EndedAttempt(attempt, EndReason.PREEMPTED, reason),)
-        attempt = None
-    job = replace(job.drop(placement), preemptions=preemptions, attempt=attempt, cause=None)
+    ended = (EndedAttempt(job.attempt, EndReason.PREEMPTED, reason),) if job.attempt else ()
+    job = replace(job.drop(placement), preemptions=preemptions, attempt=None, cause=None)
     release = (Effect(EffectType.RELEASE, placement, reason),)
     position = f"in {placement.zone}: {reason}" if steps is None else _format_position(steps)
     fields: dict[str, str | float | None] = {"zone": placement.zone, "reason": reason}
@@ -525,7 +526,9 @@ def release_unneeded(decision: Decision, observations: Observations) -> Decision
     answered = reports and all(report.heard_at is not None for report in reports)
     started = job.attempt is not None and job.attempt.running_at is not None
     # Later requests of a running program are for cheaper slices.
-    if job.active and answered and not (started and job.rates):
+    if job.active and job.wish is not DesiredState.RUN:
+        decision = release_requests(decision, "no longer wanted")
+    elif job.active and answered and not (started and job.rates):
         decision = release_requests(decision, f"the slice in {job.active.zone} answered first")
     if started and reports and all(_is_working(report) for report in reports):
         return _release_all_held_back(decision, "the program runs elsewhere")
@@ -553,7 +556,7 @@ def release_if_blocking(decision: Decision, fault: Fault) -> Decision:
     """
     job = decision.job
     tried_all = job.next_choice == 0 and not job.requests and fault.kind is FaultType.STOCKOUT
-    if fault.kind is FaultType.QUOTA or tried_all:
+    if (fault.kind is FaultType.QUOTA and not job.requests) or tried_all:
         return release_held_back(decision)
     return decision
 

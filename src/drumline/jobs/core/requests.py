@@ -56,6 +56,8 @@ def seek_slices(job: Job, observations: Observations, now: float, timeouts: Time
         decision = decision.then(_follow(decision.job, placement, observations, now, timeouts))
         if decision.job.active or decision.job.status.ended:
             return decision
+    if len(decision.job.requests) < len(job.requests):
+        return decision  # the zones of dropped requests still count as open in these observations
     backs_off = now < decision.job.not_before
     if backs_off and not decision.job.requests:
         return decision
@@ -73,11 +75,9 @@ def seek_slices(job: Job, observations: Observations, now: float, timeouts: Time
     return decision
 
 
-SETTLED_SECONDS = 1800.0
-"""Seconds for which a program runs before cheaper slices are requested. Most losses come before."""
-
-
-def seek_cheaper_slices(decision: Decision, observations: Observations, now: float) -> Decision:
+def seek_cheaper_slices(
+    decision: Decision, observations: Observations, now: float, timeouts: Timeouts
+) -> Decision:
     """Request slices that are cheaper than the active ones, and stop the program once one is ready.
 
     Only a job with `migrate: cheaper` leaves a healthy slice. The requests cost nothing until they
@@ -99,7 +99,7 @@ def seek_cheaper_slices(decision: Decision, observations: Observations, now: flo
         stop = Effect(EffectType.STOP, active)
         event = Event(EventType.MOVED, text, _place(request))
         return decision.then(Decision(with_reason(job, text), (stop,), (event,)))
-    if now - attempt.running_at < SETTLED_SECONDS:
+    if now - attempt.running_at < timeouts.settled:
         return decision
     asked = {request.zone for request in job.requests} | {active.zone}
     for candidate in job.choices:
@@ -128,6 +128,9 @@ def follow_other_requests(
 def _ask(decision: Decision, observations: Observations, now: float) -> Decision:
     """Add requests in open zones until the job has `ask` of them, at most one in each zone.
 
+    All are for one accelerator, so that the next one in the job file is requested only if no zone
+    has the first.
+
     The order is that of the job file, from the zone that last had slices, but unreliable zones come
     last. A zone in which many requests wait gets only first requests, so that no job waits behind
     the second and third requests of others.
@@ -141,7 +144,8 @@ def _ask(decision: Decision, observations: Observations, now: float) -> Decision
             break
         status = observations.zones.get(candidate, ZoneStatus())
         wanted = status.open and not (requests and status.crowded)
-        if wanted and candidate.zone not in {request.zone for request in requests}:
+        same = not requests or candidate.accelerator == requests[0].accelerator
+        if wanted and same and candidate.zone not in {request.zone for request in requests}:
             decision = decision.then(_request(decision.job, candidate, now))
     return decision
 
@@ -243,8 +247,9 @@ def _drop(
     action = action_for(fault)
     if action is RefusalAction.RETRY and _leaves(job, placement, fault):
         action = RefusalAction.NEXT_CANDIDATE
-    if action is RefusalAction.GIVE_UP and job.active is not None:
-        action = RefusalAction.NEXT_CANDIDATE  # the cloud has granted the same request elsewhere
+    others = [other for other in job.placements if other.name != placement.name]
+    if action is RefusalAction.GIVE_UP and any(other.accepted_at is not None for other in others):
+        action = RefusalAction.NEXT_CANDIDATE  # the cloud has accepted the same request elsewhere
     match action:
         case RefusalAction.NEXT_CANDIDATE:
             decision = _try_next_candidate(
@@ -282,11 +287,11 @@ def _drop(
 def _lose_request(
     job: Job, placement: Placement, refusal: Refusal, now: float, timeouts: Timeouts
 ) -> Decision:
-    """Count slices that the cloud took back before they were ready.
+    """Count slices that the cloud took back before they were ready, and end the attempt.
 
-    The attempt continues if the job has other requests. If it has active slices, it lost nothing.
+    A job that has other requests or active slices has lost nothing.
     """
-    if job.active is not None:
+    if job.active is not None or job.drop(placement).requests:
         return _try_next_candidate(
             job, placement, refusal.message, refusal.words, refusal.fault.kind
         )
@@ -395,8 +400,10 @@ def _take_ready_slices(
                 job.drop(placement), effects=(Effect(EffectType.RELEASE, placement, reason),)
             )
         return Decision(job.put(replace(placement, role=PlacementRole.STARTING, ready_at=ready_at)))
-    active = replace(placement, role=PlacementRole.ACTIVE, ready_at=ready_at)
-    job = replace(_with_attempt(job, now).put(active), refusals=0)
+    job = replace(_with_attempt(job, now), refusals=0)
+    number = current_attempt(job).number
+    active = replace(placement, role=PlacementRole.ACTIVE, ready_at=ready_at, first_attempt=number)
+    job = job.put(active)
     if placement.candidate in job.choices:
         job = replace(job, next_choice=job.choices.index(placement.candidate))
     hosts = "1 host" if placement.hosts == 1 else f"{placement.hosts} hosts"

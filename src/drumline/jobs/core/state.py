@@ -121,6 +121,8 @@ class Placement:
     """The reason of the last refusal."""
     retry_at: float = 0.0
     """The earliest time to repeat it after a refusal."""
+    first_attempt: int | None = None
+    """The number of the first attempt on these slices, once they are active."""
     proved: bool = False
     """True if the chips passed the burn-in that the job file or the host history asks for."""
 
@@ -295,7 +297,12 @@ class Job:
         return tuple(p for p in self.placements if p.role is PlacementRole.HELD_BACK)
 
     def is_cheaper(self, candidate: Candidate, than: Candidate) -> bool:
-        """Return True if the job may leave a slice for one that costs at least a tenth less."""
+        """Return True if the job may leave a slice for one that costs at least a tenth less.
+
+        Another accelerator is another speed, so its price says nothing.
+        """
+        if candidate.accelerator != than.accelerator:
+            return False
         rates = dict(zip(self.choices, self.rates, strict=False))
         rate, current = rates.get(candidate), rates.get(than)
         return rate is not None and current is not None and rate <= 0.9 * current
@@ -450,6 +457,9 @@ class Timeouts:
     shutdown: float = 45.0
     """Wait for a host to shut down after a signal ended its program, or after the program saved
     its work and exited. A preempted host has about 30 s, and ends its programs first."""
+    settled: float = 1800.0
+    """Time for which a program runs before cheaper slices are requested, if the job file allows to
+    leave a healthy slice. Most slices that are lost soon are lost before."""
     rest: float = 2.0
     """Wait before the first restart after a failure, doubled each time up to a minute, so that a
     program does not use up its allowance during an outage of a service that it needs."""

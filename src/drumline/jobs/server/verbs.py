@@ -96,7 +96,8 @@ def cancel(record: Record, prices: Prices, releasing: Sequence[SliceRow] = ()) -
         replace(job, wish=DesiredState.CANCEL), events=(Event(EventType.NOTE, "cancel requested"),)
     )
     if job.active is None:
-        return VerbResult(f"{job.id} is cancelled; {no_slice(releasing)}", decision)
+        rest = _withdrawn(job) or no_slice(releasing)
+        return VerbResult(f"{job.id} is cancelled; {rest}", decision)
     chips = job.active.chips
     rate = prices.text(job.active.accelerator, job.active.zone, record.spec.capacity)
     cost = f", {rate}" if rate else ""
@@ -121,20 +122,26 @@ def delete(record: Record, releasing: Sequence[SliceRow] = ()) -> VerbResult:
     decision = Decision(
         replace(job, wish=DesiredState.DELETE, deletes=job.deletes + 1), events=events
     )
-    placement, requests = job.active, job.requests
-    if placement is None and not requests:
+    placement = job.active
+    if placement is None and not job.requests:
         status = job.status if job.status.ended else "cancelled"
         return VerbResult(f"{job.id} is {status}; {no_slice(releasing)}", decision)
     if placement is None:
-        zones = ", ".join(request.zone for request in requests)
-        withdrawn = "its request" if len(requests) == 1 else "its requests"
-        withdrawn += f" for {requests[0].accelerator} in {zones}"
-        verb = "is" if len(requests) == 1 else "are"
-        return VerbResult(f"{job.id} is cancelled; {withdrawn} {verb} withdrawn", decision)
+        return VerbResult(f"{job.id} is cancelled; {_withdrawn(job)}", decision)
     stopped = "" if job.status.ended else f"{job.id} is being stopped; "
     chips = f"{placement.chips} chips in {placement.zone}"
     owner = f" of {job.id}" if job.status.ended else ""
     return VerbResult(f"{stopped}{chips}{owner} are being released", decision)
+
+
+def _withdrawn(job: Job) -> str:
+    """Describe the requests of a job that are withdrawn; empty if there are none."""
+    requests = job.requests
+    if not requests:
+        return ""
+    zones = ", ".join(request.zone for request in requests)
+    subject, verb = ("request", "is") if len(requests) == 1 else ("requests", "are")
+    return f"its {subject} for {requests[0].accelerator} in {zones} {verb} withdrawn"
 
 
 def no_slice(releasing: Sequence[SliceRow]) -> str:

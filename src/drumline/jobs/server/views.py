@@ -1,7 +1,7 @@
 """Views of a job as JSON, for the command line and for programs."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from drumline.jobs.billing import (
     unused_slices,
 )
 from drumline.jobs.controller.outputs import problems
+from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import Candidate, Job, Placement, Status
 from drumline.jobs.core.steps import Steps, count_repeated_steps
 from drumline.jobs.slice_settings import SliceSettings
@@ -35,7 +36,9 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
     tier = record.spec.capacity
     ready, leading = job.active, job.leading
     listed = supervisor.polls.listed(ready) if ready else None
-    slice_terms = (ready.accelerator, ready.zone, tier) if ready else None
+    # A slice that is ready costs money, whether or not the program runs there.
+    held = [p for p in job.placements if p.ready_at is not None and p not in job.held_back]
+    terms = [(placement.accelerator, placement.zone, tier) for placement in held]
     return {
         "id": job.id,
         "user": record.user,
@@ -62,11 +65,17 @@ def summary(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
             }
             for placement in job.held_back
         ],
-        "chips_held": ready.chips if ready else 0,
+        "chips_held": sum(placement.chips for placement in held),
         "sending": _sending(supervisor, job),
-        "cost_per_hour": prices.per_hour(*slice_terms) if slice_terms else None,
-        "would_cost_per_hour": prices.would_per_hour(*slice_terms) if slice_terms else None,
+        "cost_per_hour": _total(prices.per_hour(*each) for each in terms),
+        "would_cost_per_hour": _total(prices.would_per_hour(*each) for each in terms),
     }
+
+
+def _total(rates: Iterable[float | None]) -> float | None:
+    """Return the sum of the prices that are known; None if none is."""
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known else None
 
 
 def _request(supervisor: "Supervisor", request: Placement) -> dict[str, Any]:
@@ -191,7 +200,8 @@ def full(supervisor: "Supervisor", record: Record) -> dict[str, Any]:
         "origin": record.spec.document.get("origin"),
         "checkpoint": record.spec.checkpoints_of(job.id),
         "cloud": supervisor.config.cloud,
-        "cause": asdict(job.cause) if job.cause else None,
+        # A move has no host to blame.
+        "cause": asdict(job.cause) if job.cause and job.cause.kind is not EndReason.MOVED else None,
         "attempts": attempts,
         "events": store.events(job.id),
         "outputs": _outputs(supervisor, record),
@@ -254,7 +264,8 @@ def _would_cost(
     if total is None:
         unknown = dict.fromkeys(("would_cost", "would_cost_lost", "would_cost_unused"))
         return unknown | {"would_cost_zones": []}
-    zones = [prices.reference_zone(row.accelerator, row.zone, spec.capacity) for row in slices]
+    paid = [row for row in slices if row.ready is not None]
+    zones = [prices.reference_zone(row.accelerator, row.zone, spec.capacity) for row in paid]
     return {
         "would_cost": total,
         "would_cost_lost": cost_of_lost_steps(attempts, steps, slices, spec, rate_of),
@@ -288,11 +299,13 @@ def plan_lines(
     others = list(dict.fromkeys(c.accelerator for c in choices[1:]))
     others = [name for name in others if name != first.accelerator]
     hosts = f"{tpu_slice.hosts} host" + ("" if tpu_slice.hosts == 1 else "s")
+    moves = spec.migrate == "cheaper"
     lines = [
         f"would request {first.accelerator} ({spec.capacity}, {tpu_slice.chips} chips, {hosts}"
         f"{cost_per_hour})"
         f" in {_zones_in_order(zones, spec.ask)}"
         + (f"; then {', '.join(others)}" if others else "")
+        + ("; and would move to a slice that costs a tenth less" if moves else "")
     ]
     lines += [f"  {line}" for line in settings.lines()]
     steps = []

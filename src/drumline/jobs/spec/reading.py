@@ -362,8 +362,17 @@ def _check_requirements(spec: JobSpec) -> Iterable[tuple[KeyPath, str]]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Compare two jobs as JSON. Return a line such as `retry.failures: 3 → 1` per changed key."""
-    old, new = dict(_flatten(before)), dict(_flatten(after))
+    """Compare two jobs as JSON. Return a line such as `retry.failures: 3 → 1` per changed key.
+
+    A key that the version of the older job did not have had its default.
+    """
+    defaults = {
+        key: field.default
+        for key, field in JobSpec.model_fields.items()
+        if isinstance(field.default, str | int | float)
+    }
+    old = dict(_flatten(defaults | dict(before)))
+    new = dict(_flatten(after))
     return [
         f"{key}: {_change(old.get(key), new.get(key))}"
         for key in dict.fromkeys([*old, *new])

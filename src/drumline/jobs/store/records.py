@@ -386,7 +386,8 @@ class Store:
                 )
             self._write_events(job, decision.events, now)
             for ended in decision.ended:
-                self._write_attempt(job, ended.attempt, now)
+                # The placements are those after the attempt, which has saved its own before.
+                self._write_attempt(job.id, ended.attempt, None, now)
                 self._db.execute(
                     "UPDATE attempts SET ended = ?, outcome = ?, detail = ?, hosts = ?"
                     " WHERE job = ? AND number = ?",
@@ -396,7 +397,7 @@ class Store:
                     ),
                 )  # fmt: skip
             if job.attempt is not None:
-                self._write_attempt(job, job.attempt, now)
+                self._write_attempt(job.id, job.attempt, job.leading, now)
             for placement in job.placements:
                 self._write_slice(job.id, placement, now)
             for effect in decision.effects:
@@ -593,8 +594,9 @@ class Store:
     # The times in a job's state are of a clock that never jumps. The rows are for display and have
     # the wall time at which a change was first saved.
 
-    def _write_attempt(self, job: Job, attempt: Attempt, now: float) -> None:
-        placement = job.leading
+    def _write_attempt(
+        self, job_id: str, attempt: Attempt, placement: Placement | None, now: float
+    ) -> None:
         zone = placement.zone if placement else None
         accelerator = placement.accelerator if placement else None
         running = None if attempt.running_at is None else now
@@ -604,7 +606,7 @@ class Store:
             " zone = coalesce(excluded.zone, zone),"
             " accelerator = coalesce(excluded.accelerator, accelerator),"
             " running = coalesce(running, excluded.running)",
-            (job.id, attempt.number, zone, accelerator, now, running),
+            (job_id, attempt.number, zone, accelerator, now, running),
         )
 
     def _write_slice(self, job_id: str, placement: Placement, now: float) -> None:
