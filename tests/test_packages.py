@@ -16,9 +16,19 @@ ALLOWED_IMPORTS = {
     "drumline.parallel": (),
     "drumline.cloud.model": ("drumline.chips",),
     "drumline.cloud.google": ("drumline.chips", "drumline.cloud.protocol", "drumline.observed"),
-    "drumline.cloud.protocol": ("drumline.errors", "drumline.observed"),
+    "drumline.cloud.protocol": (
+        "drumline.errors",
+        "drumline.hosts.protocol",
+        "drumline.observed",
+    ),
+    "drumline.hosts": (
+        "drumline.errors",
+        "drumline.files",
+        "drumline.health.fault_report",
+        "drumline.observed",
+    ),
     "drumline.hosts.protocol": (
-        "drumline.cloud.protocol",
+        "drumline.errors",
         "drumline.hosts.agent.wire",
         "drumline.observed",
     ),

@@ -1,8 +1,8 @@
 """The interface between the job manager and a cloud.
 
 The calls return values of `drumline.observed`, so another cloud only has to implement this
-protocol. The only implementation is `google.tpu_api.TpuApi`, for Google and for the emulator. How
-programs run on the hosts of a placement is the matter of `drumline.hosts.protocol`.
+protocol. The only implementation is `google.tpu_api.TpuApi`, for Google and for the emulator. A
+runner (`drumline.hosts.protocol`) runs programs on the hosts of a placement.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from drumline.errors import CloudError
+from drumline.hosts.protocol import SshLogin
 from drumline.observed import ListedPlacement, Refusal
 
 __all__ = [
     "Cloud",
     "CloudError",
     "DataDisk",
-    "MachineCloud",
     "OperationState",
     "PlacementRequest",
     "SliceOptions",
@@ -50,14 +50,6 @@ class SliceOptions:
     reservation: str | None = None
     """The reservation of the `reserved` tier: its name, or its path. None is any of the project."""
     data_disks: tuple[DataDisk, ...] = ()
-
-
-@dataclass(frozen=True)
-class SshLogin:
-    """A login with an SSH key."""
-
-    user: str
-    public_key: str
 
 
 @dataclass(frozen=True)
@@ -122,16 +114,3 @@ class Cloud(Protocol):
 
     async def close(self) -> None:
         """Close the connections."""
-
-
-class MachineCloud(Cloud, Protocol):
-    """A cloud whose hosts are virtual machines. The runner over SSH needs these calls too."""
-
-    async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
-        """Return the public SSH key of each host, slice by slice; None if it is not published.
-
-        The list is empty if the number of hosts is unknown.
-        """
-
-    async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
-        """Return the name of the instance of each host, slice by slice; None if not published."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.errors import CloudError
 from drumline.hosts.agent.wire import RESERVED_METRICS as RESERVED_METRICS  # of heartbeats
 from drumline.observed import HostReport, ListedPlacement, Refusal
 
@@ -25,6 +25,14 @@ class AddressesUnreadableError(CloudError):
         """`refusal` has the fault and the sentence for the user."""
         super().__init__(refusal.text)
         self.refusal = refusal
+
+
+@dataclass(frozen=True)
+class SshLogin:
+    """A login to hosts with an SSH key."""
+
+    user: str
+    public_key: str
 
 
 @dataclass(frozen=True)
@@ -228,8 +236,9 @@ class Session(Protocol):
 class Runner(Protocol):
     """Runs programs on the hosts of placements."""
 
-    def prepare(self, request: PlacementRequest) -> PlacementRequest:
-        """Return a request for hosts on which this runner can run programs."""
+    @property
+    def login(self) -> SshLogin | None:
+        """The login that hosts must accept for this runner; None if it does not use SSH."""
 
     async def find_hosts(self, listed: ListedPlacement, access: HostAccess) -> Hosts:
         """Return the hosts of a listed placement. Raises AddressesUnreadableError."""

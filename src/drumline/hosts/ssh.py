@@ -8,16 +8,31 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from drumline.cloud.protocol import CloudError, MachineCloud, PlacementRequest, SshLogin
-from drumline.errors import UserError
-from drumline.hosts.protocol import AddressesUnreadableError, Admit, HostAccess, Program
+from drumline.errors import CloudError, UserError
+from drumline.hosts.protocol import AddressesUnreadableError, Admit, HostAccess, Program, SshLogin
 from drumline.hosts.values import USER, Address, Timing, known_hosts_name, working_copy
 from drumline.observed import Fault, FaultType, ListedPlacement, Refusal, Scope
 
 if TYPE_CHECKING:
     from drumline.hosts.session import SliceSession
+
+
+class MachineCloud(Protocol):
+    """The calls of a cloud of virtual machines that SSH needs, beside those of every `Cloud`."""
+
+    async def host_keys(self, placement: ListedPlacement) -> list[str | None]:
+        """Return the public SSH key of each host, slice by slice; None if it is not published.
+
+        The list is empty if the number of hosts is unknown.
+        """
+
+    async def instance_names(self, placement: ListedPlacement) -> list[str | None]:
+        """Return the name of the instance of each host, slice by slice; None if not published."""
+
+    def explain(self, error: CloudError, zone: str) -> Refusal:
+        """Classify an error of a call about a zone."""
 
 
 class SshRunner:
@@ -29,13 +44,9 @@ class SshRunner:
         """`key` is the private key of this home, and `known_hosts` the folder of host keys."""
         self._cloud = cloud
         self._key = key
-        self._login = SshLogin(USER, public_key)
+        self.login = SshLogin(USER, public_key)
         self._known_hosts = known_hosts
         self._timing = timing
-
-    def prepare(self, request: PlacementRequest) -> PlacementRequest:
-        """Return a request for hosts that accept this home's key."""
-        return replace(request, login=self._login)
 
     async def find_hosts(self, listed: ListedPlacement, access: HostAccess) -> list[Address]:
         """Return the address of each host, with its host key if the cloud publishes it.

@@ -25,7 +25,7 @@ from drumline.cloud.google.errors import Rpc, explain
 from drumline.cloud.google.permissions import PERMISSIONS
 from drumline.cloud.google.rest import RestCall
 from drumline.cloud.google.tpu_api import TpuApi
-from drumline.cloud.protocol import CloudError, PlacementRequest, SshLogin
+from drumline.cloud.protocol import CloudError, PlacementRequest
 from drumline.errors import HostError, UserError
 from drumline.hosts.connection import (
     Connection,
@@ -33,6 +33,7 @@ from drumline.hosts.connection import (
     contact_failure,
     describe_connection_error,
 )
+from drumline.hosts.protocol import SshLogin
 from drumline.hosts.ssh import names_instances, proxy_commands
 from drumline.hosts.values import USER, Address, Timing
 from drumline.jobs.billing import price_per_hour

@@ -12,7 +12,8 @@ import pytest
 from drumline.cloud.google.placements import ListedNode, ListedRequest
 from drumline.cloud.google.rest import Dependencies
 from drumline.cloud.google.tpu_api import TpuApi
-from drumline.cloud.protocol import CloudError, PlacementRequest, SshLogin
+from drumline.cloud.protocol import CloudError, PlacementRequest
+from drumline.hosts.protocol import SshLogin
 
 Answer = httpx.Response | Exception
 

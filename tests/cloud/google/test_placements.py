@@ -9,7 +9,7 @@ import pytest
 from drumline.cloud.google import placements
 from drumline.cloud.google.placements import ListedNode, ListedRequest, RpcError
 from drumline.cloud.local import emulated_cloud
-from drumline.cloud.protocol import MachineCloud, PlacementRequest
+from drumline.cloud.protocol import Cloud, PlacementRequest
 from drumline.observed import Endpoint, FaultType, ListedPlacement, PlacementState
 from tests.cloud.conftest import Emulator
 
@@ -135,7 +135,7 @@ def test_two_slices_are_requested_found_and_released_together(emulator: Emulator
     request = PlacementRequest("pair", "local-a", "v4-16", "spot", {"a": "b"}, slices=2)
 
     async def story() -> None:
-        cloud: MachineCloud = emulated_cloud("p", emulator.home)
+        cloud = emulated_cloud("p", emulator.home)
         for _ in range(2):  # the second is mistaken for the first
             await cloud.ask(request)
         ready = await _until(
@@ -156,7 +156,7 @@ def test_two_slices_are_requested_found_and_released_together(emulator: Emulator
 
 
 async def _until(
-    cloud: MachineCloud, holds: Callable[[ListedPlacement | None], object]
+    cloud: Cloud, holds: Callable[[ListedPlacement | None], object]
 ) -> ListedPlacement | None:
     async with asyncio.timeout(60):
         while True:

@@ -81,9 +81,10 @@ class SliceRequests:
             labels={**settings.labels, LABEL_OWNER: self._owner, LABEL_JOB: record.job.id},
             slices=placement.slices,
             options=settings.options(),
+            login=self._runner.login,
         )
         try:
-            return await self._cloud.ask(self._runner.prepare(request))
+            return await self._cloud.ask(request)
         except CloudError as error:
             return self._cloud.explain(error, placement.zone)
 

@@ -24,9 +24,8 @@ from drumline.cloud.google.infra_health import InfraHealth
 from drumline.cloud.google.rest import Dependencies
 from drumline.cloud.google.tpu_api import GOOGLE, TpuApi
 from drumline.cloud.idle_exit import SHUTDOWN_SECONDS, IdleExit
-from drumline.cloud.protocol import MachineCloud
 from drumline.errors import UserError
-from drumline.hosts.ssh import SshRunner, ensure_key_pair
+from drumline.hosts.ssh import MachineCloud, SshRunner, ensure_key_pair
 from drumline.jobs.config import Config, ConfigError, read
 from drumline.jobs.connection import home_folder
 from drumline.jobs.controller.supervisor import Supervisor
