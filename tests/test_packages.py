@@ -22,6 +22,7 @@ ALLOWED_IMPORTS = {
         "drumline.observed",
     ),
     "drumline.hosts": (
+        "drumline.cancellation",
         "drumline.errors",
         "drumline.files",
         "drumline.health.fault_report",
