@@ -434,20 +434,6 @@ def a_released_slice_counts_as_never_used() -> AbstractContextManager[Any]:
     return patch.object(supervisor.Supervisor, "_old_program", lambda *_: OldProgram.NEVER)
 
 
-def all_attempts_of_a_job_have_one_fencing_number() -> AbstractContextManager[Any]:
-    """Keep the fencing number of a job for its next slice, so that its old program can write."""
-    real = supervisor.Supervisor.apply
-
-    def apply(self: Any, before: Job, decision: Decision, spec: Any = None) -> None:
-        attempt = decision.job.attempt
-        if attempt is not None and not attempt.fence:
-            attempt = replace(attempt, fence=int(decision.job.id))
-            decision = replace(decision, job=replace(decision.job, attempt=attempt))
-        real(self, before, decision, spec)
-
-    return patch.object(supervisor.Supervisor, "apply", apply)
-
-
 MUTATIONS: tuple[Mutation, ...] = (
     releases_are_dropped,
     a_program_starts_while_the_old_one_runs,
@@ -490,7 +476,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     an_attempt_moves_to_another_slice,
     a_job_asks_in_every_zone,
     a_released_slice_counts_as_never_used,
-    all_attempts_of_a_job_have_one_fencing_number,
 )
 
 
