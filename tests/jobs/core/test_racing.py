@@ -245,6 +245,16 @@ def test_a_zone_that_is_long_out_of_capacity_gives_way_to_a_zone_that_was_not_as
     assert [request.zone for request in race.job.requests] == ["zone-b"]
 
 
+def test_a_long_wait_leaves_one_zone_at_a_time() -> None:
+    job = Job("000001", "me", (A, B, C, D), created_at=0.0, ask=3)
+    race = Race(job).settle().accept_all()
+    for zone in ("zone-a", "zone-b", "zone-c"):
+        race.becomes(zone, PlacementState.QUEUED)
+    race.zones[D] = ZoneStatus()
+    race.passes(TIMEOUTS.waiting + 1)
+    assert [request.zone for request in race.job.requests] == ["zone-b", "zone-c", "zone-d"]
+
+
 def test_a_crowded_zone_gets_only_first_requests() -> None:
     race = Race(zones={B: ZoneStatus(crowded=True), C: ZoneStatus(crowded=True)}).settle()
     assert [request.zone for request in race.job.requests] == ["zone-a"]

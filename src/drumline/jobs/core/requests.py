@@ -54,10 +54,8 @@ def seek_slices(job: Job, observations: Observations, now: float, timeouts: Time
     order = {candidate: index for index, candidate in enumerate(job.choices)}
     for placement in sorted(job.requests, key=lambda p: order.get(p.candidate, len(order))):
         decision = decision.then(_follow(decision.job, placement, observations, now, timeouts))
-        if decision.job.active or decision.job.status.ended:
-            return decision
-    if len(decision.job.requests) < len(job.requests):
-        return decision  # the zones of dropped requests still count as open in these observations
+        if decision.job.active or len(decision.job.requests) < len(job.requests):
+            return decision  # a zone that was left still counts as open in these observations
     backs_off = now < decision.job.not_before
     if backs_off and not decision.job.requests:
         return decision
@@ -370,10 +368,11 @@ def _follow(
         return Decision(job.put(replace(placement, role=PlacementRole.STARTING, booting_at=since)))
     waited = now - placement.asked_at
     asked = {request.candidate for request in job.requests}
-    other_candidate_open = any(
-        status.open for candidate, status in observations.zones.items() if candidate not in asked
-    )
-    if waited > timeouts.waiting * job.patience and other_candidate_open and job.active is None:
+    others = [c for c, status in observations.zones.items() if status.open and c not in asked]
+    # Another zone for the same accelerator is asked beside this one, if `ask` allows it.
+    beside = len(asked) < job.ask and any(c.accelerator == placement.accelerator for c in others)
+    too_long = waited > timeouts.waiting * job.patience
+    if too_long and others and not beside and job.active is None:
         reason = f"no capacity in {placement.zone} for {format_duration(waited)}"
         return _try_next_candidate(job, placement, reason)
     return Decision(job)
