@@ -296,10 +296,10 @@ def _cost_text(job: Job, key: str) -> str:
         text += ", an unknown part of it lost"
     elif job.get(f"{key}_lost"):
         text += f", of it {format_dollars(job[f'{key}_lost'])} lost"
-    if job.get(f"{key}_unused"):
-        text += f", {format_dollars(job[f'{key}_unused'])} for slices that were granted too late"
     if job.get(f"{key}_per_hour"):
         text += f" so far, {format_dollars(job[f'{key}_per_hour'])} an hour now"
+    if job.get(f"{key}_unused"):
+        text += f"; {format_dollars(job[f'{key}_unused'])} for slices that were granted too late"
     return text
 
 
