@@ -192,7 +192,7 @@ def test_show_prints_every_request_of_a_waiting_job(a_job: Make) -> None:
 
 def test_show_prints_the_cost_of_slices_that_were_granted_too_late(a_job: Make) -> None:
     text = "\n".join(show_lines(a_job(cost=4.0, cost_lost=1.0, cost_unused=0.25), now=NOON))
-    assert "cost     $4.00, of it $1.00 lost; $0.25 for slices that were granted too late" in text
+    assert "cost     $4.00, of it $1.00 lost so far, $103 an hour now; $0.25 for slices" in text
 
 
 def test_show_prints_progress_and_metrics(a_job: Make) -> None:
