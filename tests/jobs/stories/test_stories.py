@@ -121,7 +121,7 @@ def test_a_second_job_uses_the_environment_of_the_first_one(shared: Installation
 @pytest.mark.parametrize("seed", range(3))
 def test_preempted_three_times_at_random_moments(shared: Installation, seed: int) -> None:
     chance = random.Random(seed)
-    # With one request at a time every preemption counts. A request lost beside others costs nothing.
+    # With one request at a time every preemption counts. One lost beside others costs nothing.
     job = shared.count(60, setup="sleep 0.3", ask=1)
     for number in range(3):
         time.sleep(chance.uniform(0.0, 2.5))
