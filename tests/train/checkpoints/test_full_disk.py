@@ -1,5 +1,6 @@
 """A full disk ends the run with a message, and no checkpoint is lost."""
 
+import logging
 import os
 import resource
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 
 from drumline.train import fingerprint, fit
 from drumline.train.__main__ import main
+from drumline.train.checkpoints.checkpoint import _is_not_of_orbax
 from tests.train.toy import toy
 
 CONFIG = """
@@ -63,6 +65,16 @@ def test_a_file_that_cannot_be_opened_at_the_start_is_a_user_error(
     assert main(run) == 2
     output = capsys.readouterr()
     assert output.err == f"checkpoint: {tmp_path / 'run'} cannot be used: Is a directory\n"
+
+
+def test_only_failed_tasks_of_orbax_are_not_reported() -> None:
+    def reported(place: str) -> bool:
+        message = f"Task exception was never retrieved\nfuture: <Task coro=<f() at {place}>>"
+        record = logging.LogRecord("asyncio", logging.ERROR, "", 0, message, None, None)
+        return _is_not_of_orbax(record)
+
+    assert not reported("site-packages/orbax/checkpoint/_src/serialization.py:193")
+    assert reported("train.py:12")
 
 
 @pytest.mark.parametrize(

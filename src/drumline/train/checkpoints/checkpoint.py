@@ -103,6 +103,7 @@ class Checkpoints:
         self._last_step = last_step
         self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         logging.getLogger("absl").addFilter(_has_no_traceback)
+        logging.getLogger("asyncio").addFilter(_is_not_of_orbax)
         _hide_late_errors()
         self._commit_thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -550,6 +551,12 @@ def _is_closed_loop(error: BaseException | None) -> bool:
 def _has_no_traceback(record: logging.LogRecord) -> bool:
     """Drop log records of errors in Orbax's threads, because `wait` raises the errors."""
     return not record.exc_info
+
+
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    """Drop the reports of Orbax's tasks that fail beside the first, whose error `wait` raises."""
+    message = record.getMessage()
+    return not (message.startswith("Task exception was never retrieved") and "orbax" in message)
 
 
 def _root_message(error: BaseException) -> str:
