@@ -410,8 +410,9 @@ class Invariants:
         service, environment = self._server.service, self._environment
         assert service is not None
         attempts = service.store.attempts(job.id)
-        rows = service.store._db.execute("SELECT name FROM slices WHERE job = ?", (job.id,))
-        slices = {str(row[0]) for row in rows}
+        # The store keeps only the newest slices that were never ready.
+        affected = environment.interrupted_slices | set(environment.host_faults)
+        slices = {name for name in affected if f"-{job.id}-" in name}
         caused = environment.failures.get(self._key(job.id), 0)
         faults = sum(environment.host_faults[name] for name in slices)
         outcomes = Counter(attempt["outcome"] for attempt in attempts)

@@ -77,3 +77,16 @@ def test_a_job_without_allowance_survives_a_notice(tmp_path: Path) -> None:
         assert harness.cloud.count("ask") == 2
 
     run_scenario(tmp_path, scenario)
+
+
+def test_a_failure_that_passed_before_the_start_does_not_shorten_the_wait_for_a_reboot() -> None:
+    """A host fails its first set-up, and much later another host reboots."""
+    scenario = Scenario().slice_is_there()
+    scenario.host(0, HostPhase.FAILED, error="no space").host(1, HostPhase.READY).settle()
+    scenario.passes(1).all_hosts(HostPhase.RUNNING).passes(60)
+    scenario.host(0, HostPhase.EXITED, exit_code=1, error="Connection reset by peer")
+    scenario.passes(TIMEOUTS.settle + 1).look("ACTIVE", "READY")
+    assert scenario.job.cause is None, "the other host has not reported since then"
+    scenario.host(1, HostPhase.MISSING).look("ACTIVE", "READY").passes(TIMEOUTS.settle + 1)
+    scenario.look("ACTIVE", "READY")
+    assert scenario.outcomes == [EndReason.BAD_HOST]

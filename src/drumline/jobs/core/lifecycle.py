@@ -196,6 +196,10 @@ def _start_or_continue(
         slowest = min(reports, key=lambda r: (_PHASE_ORDER[r.phase], r.index))
         reason = f"host {slowest.index}: {slowest.detail or slowest.phase.value}"
         return Decision(with_reason(job, reason, Status.STARTING), effects=run)
+    if attempt.failed_at is not None:
+        # The failure passed, like a full disk. A later one waits for reports that are newer.
+        attempt = replace(attempt, failed_at=None)
+        job = replace(job, attempt=attempt)
     if attempt.running_at is not None:
         decision = check_steps(job, placement, observations, now, timeouts)
         return decision or Decision(mark_running(job, observations, now), effects=run)
