@@ -16,7 +16,16 @@ from unittest.mock import patch
 from drumline.hosts import driver
 from drumline.jobs.controller import polling, sessions, slices, supervisor
 from drumline.jobs.controller.tasks import RateLimit
-from drumline.jobs.core import causes, diagnosis, lifecycle, outcomes, outputs, requests
+from drumline.jobs.core import (
+    causes,
+    lifecycle,
+    outcomes,
+    outputs,
+    releases,
+    requests,
+    running,
+    stopping,
+)
 from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Attempt,
@@ -80,10 +89,7 @@ def preemptions_count_as_failures() -> AbstractContextManager[Any]:
         ended = tuple(replace(e, reason=EndReason.PROGRAM_FAILED) for e in decision.ended)
         return replace(decision, ended=ended)
 
-    return _all_of(
-        patch.object(lifecycle, "after_preemption", count_failures),
-        patch("drumline.jobs.core.diagnosis.after_preemption", count_failures),
-    )
+    return patch.object(running, "after_preemption", count_failures)
 
 
 def the_wall_clock_orders_events() -> AbstractContextManager[Any]:
@@ -153,13 +159,13 @@ def requests_are_not_saved() -> AbstractContextManager[Any]:
 
 def kept_slices_are_never_released() -> AbstractContextManager[Any]:
     """Keep the slice of a cancelled job without limit."""
-    real = lifecycle._keep_for_resume
+    real = stopping.keep_for_resume
 
     def keep(job: Job, placement: Any, seen: Any, now: float) -> Decision:
         del now
         return real(replace(job, kept_until=1e12), placement, seen, 0.0)
 
-    return patch.object(lifecycle, "_keep_for_resume", keep)
+    return patch.object(lifecycle, "keep_for_resume", keep)
 
 
 def a_new_server_repeats_the_attempt() -> AbstractContextManager[Any]:
@@ -210,7 +216,7 @@ def decisions_use_stale_records() -> AbstractContextManager[Any]:
 
 def other_hosts_are_blamed_for_a_reboot() -> AbstractContextManager[Any]:
     """Treat a host as reported before it has reported its program."""
-    return patch.object(diagnosis, "_reported_at", lambda report: report.heard_at)
+    return patch.object(running, "_reported_at", lambda report: report.heard_at)
 
 
 def steps_in_the_future_count_as_recent() -> AbstractContextManager[Any]:
@@ -220,12 +226,12 @@ def steps_in_the_future_count_as_recent() -> AbstractContextManager[Any]:
 
 def a_clock_set_forward_makes_programs_stuck() -> AbstractContextManager[Any]:
     """Count the time in which no server listened as time without a step."""
-    real = diagnosis.check_steps
+    real = running._check_steps
 
     def stuck(job: Job, placement: Any, seen: Any, *rest: Any) -> Decision | None:
         return real(job, placement, replace(seen, listening_since=None), *rest)
 
-    return patch.object(lifecycle, "check_steps", stuck)
+    return patch.object(running, "_check_steps", stuck)
 
 
 def hosts_are_connected_before_they_are_listed() -> AbstractContextManager[Any]:
@@ -235,7 +241,7 @@ def hosts_are_connected_before_they_are_listed() -> AbstractContextManager[Any]:
 
 def silent_hosts_are_never_diagnosed() -> AbstractContextManager[Any]:
     """Wait for a silent host without limit."""
-    return patch.object(lifecycle, "check_silence", _never)
+    return patch.object(running, "_check_silence", _never)
 
 
 def a_login_counts_as_a_report() -> AbstractContextManager[Any]:
@@ -258,7 +264,7 @@ def failures_are_not_counted() -> AbstractContextManager[Any]:
         failed = result.kind == EndReason.PROGRAM_FAILED
         return replace(result, kind=EndReason.RESTART_REQUESTED) if failed else result
 
-    return patch.object(diagnosis, "find_cause", cause)
+    return patch.object(running, "find_cause", cause)
 
 
 def claims_are_not_checked_at_a_save() -> AbstractContextManager[Any]:
@@ -377,14 +383,14 @@ def a_silent_program_counts_as_ended() -> AbstractContextManager[Any]:
 
 def other_requests_are_kept_while_the_program_runs() -> AbstractContextManager[Any]:
     """Never withdraw the requests of a job whose slices run the program."""
-    real = outcomes.release_unneeded
+    real = releases.release_unneeded
 
-    def release_unneeded(decision: Decision, observations: Any) -> Decision:
+    def release_unneeded(decision: Decision, reports: Any) -> Decision:
         if decision.job.status.ended:
-            return real(decision, observations)
+            return real(decision, reports)
         return decision
 
-    return patch("drumline.jobs.core.lifecycle.release_unneeded", release_unneeded)
+    return patch.object(lifecycle, "release_unneeded", release_unneeded)
 
 
 def all_ready_slices_become_active() -> AbstractContextManager[Any]:
@@ -411,10 +417,7 @@ def an_attempt_moves_to_another_slice() -> AbstractContextManager[Any]:
         attempt = Attempt(job.attempt.number, job.attempt.started_at)
         return replace(decision, job=replace(decision.job, attempt=attempt), ended=())
 
-    return _all_of(
-        patch.object(lifecycle, "after_preemption", after_preemption),
-        patch("drumline.jobs.core.diagnosis.after_preemption", after_preemption),
-    )
+    return patch.object(running, "after_preemption", after_preemption)
 
 
 def a_job_asks_in_every_zone() -> AbstractContextManager[Any]:

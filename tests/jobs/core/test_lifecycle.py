@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.cloud.google.placements import RpcError
-from drumline.jobs.core import lifecycle
+from drumline.jobs.core import stopping
 from drumline.jobs.core.reasons import EndReason
 from drumline.jobs.core.state import (
     Allowance,
@@ -384,7 +384,7 @@ def test_cancel_keeps_the_slice_and_resume_uses_it() -> None:
     scenario.settle()
     assert scenario.status() is Status.CANCELLED
     assert scenario.did(EffectType.RELEASE) == []
-    scenario.job = lifecycle.reset_for_resume(scenario.job)
+    scenario.job = stopping.reset_for_resume(scenario.job)
     scenario.settle()
     assert scenario.job.attempts == 2
     assert scenario.job.asks == 1
@@ -402,7 +402,7 @@ def test_a_failed_job_keeps_its_slice_for_a_resume() -> None:
     assert scenario.status() is Status.FAILED
     assert scenario.did(EffectType.RELEASE) == []
     reason = scenario.job.reason
-    scenario.job = lifecycle.reset_for_resume(scenario.job)
+    scenario.job = stopping.reset_for_resume(scenario.job)
     scenario.settle()
     assert (scenario.job.attempts, scenario.job.asks) == (2, 1)
     again = failed_job().verdict().passes(299)

@@ -1,74 +1,42 @@
-"""The end of an attempt or a job: the counts, and the slices to release or to hold back. Pure.
-
-`lifecycle` and `diagnosis` find out what happened. This module decides what follows.
-
-A slice with a bad host may be held back instead of released, because the cloud often grants a
-released slice again within minutes, with the same bad host. Held-back slices cost as much as
-others. So their number is limited, and they are released once the program runs elsewhere or no
-other slice is available.
-"""
+"""The end of an attempt or a job: what is counted, and what follows. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from drumline.jobs.core.host_history import EvidenceType
-from drumline.jobs.core.reasons import END_RULES, EndReason, EventType
+from drumline.jobs.core.reasons import EndReason, EventType
+from drumline.jobs.core.releases import release_or_hold_back
 from drumline.jobs.core.state import (
     Attempt,
     Cause,
     Decision,
-    DesiredState,
     Effect,
     EffectType,
     EndedAttempt,
     Event,
     Job,
-    Observations,
     Placement,
-    PlacementRole,
     Status,
     Timeouts,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed import ContactFailure, Fault, FaultType, HostPhase, HostReport
+from drumline.observed import ContactFailure, HostReport
 
 BACKOFF_LIMIT = 60.0
 RETRY_LIMIT = 120.0
 """The most seconds between two refused requests. It is short, so that a job notices soon when a
 user renews an expired login."""
 MAX_DOUBLINGS = 10
-REJECTIONS_PER_HELD_BACK = 3
-"""Rejected slices in a row for each slice that a job holds back without `parking` in its job file.
-The cloud often grants a returned slice again at once: such a job was granted the same excluded host
-a hundred times."""
-MAX_HELD_BACK = 4
-"""The most slices that a job holds back without `parking` in its job file."""
 
 
-# --- The end of an attempt --------------------------------------------------------------------
+# --- The end of an attempt ----------------------------------------------------------------------
 
 
-def after_stop(
-    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
-) -> Decision:
-    """Decide what follows once the program was stopped on all hosts because of `job.cause`."""
-    if not observations.stopped:
-        return Decision(job, effects=(Effect(EffectType.STOP, placement),))
-    cause = job.cause
-    assert cause is not None
-    if cause.kind is EndReason.MOVED:
-        return _leave_for_cheaper_slices(job, placement, cause.error)
-    if END_RULES[cause.kind].counts is None:
-        return _restart_uncounted(job, cause.kind, now, timeouts)
-    dead = all(r.phase in {HostPhase.EXITED, HostPhase.FAILED} for r in observations.reports)
-    return _after_failure(job, placement, cause, now, timeouts, dead=dead)
-
-
-def _restart_uncounted(job: Job, reason: EndReason, now: float, timeouts: Timeouts) -> Decision:
+def restart_uncounted(job: Job, reason: EndReason, now: float, timeouts: Timeouts) -> Decision:
     """Start the program again after an exit that is no failure; back off if it exited quickly.
 
-    On a slice that is being preempted, `diagnosis` waits for the preemption instead.
+    On a slice that is being preempted, `running` waits for the preemption instead.
     """
     attempt = current_attempt(job)
     began_at = attempt.started_at if attempt.running_at is None else attempt.running_at
@@ -87,7 +55,7 @@ def _restart_uncounted(job: Job, reason: EndReason, now: float, timeouts: Timeou
     )
 
 
-def _leave_for_cheaper_slices(job: Job, placement: Placement, message: str) -> Decision:
+def leave_for_cheaper_slices(job: Job, placement: Placement, message: str) -> Decision:
     """Release the slices of a program that was stopped to continue on cheaper ones.
 
     If those were lost meanwhile, the program starts again on the slices that it has.
@@ -103,7 +71,7 @@ def _leave_for_cheaper_slices(job: Job, placement: Placement, message: str) -> D
     return Decision(with_reason(job, message, Status.WAITING), release, ended=(ended,))
 
 
-def _after_failure(
+def count_failure(
     job: Job, placement: Placement, cause: Cause, now: float, timeouts: Timeouts, *, dead: bool
 ) -> Decision:
     """Count a failure. Start the program again, or end the job if the allowance is used up.
@@ -166,7 +134,7 @@ def reject_placement(
     rejections = job.turned_down + 1
     job = replace(job, turned_down=rejections)
     # No host starts the program before all hosts are admitted, so the slices are idle.
-    job, effects, events = _release_or_hold_back(job, placement, reason, idle=True)
+    job, effects, events = release_or_hold_back(job, placement, reason, idle=True)
     attempt = current_attempt(job)
     job = replace(
         job,
@@ -183,7 +151,7 @@ def replace_bad_host(
     job: Job,
     placement: Placement,
     cause: Cause,
-    observations: Observations,
+    mass_failure: str,
     now: float,
     *,
     idle: bool,
@@ -192,12 +160,11 @@ def replace_bad_host(
 
     Consecutive bad hosts use up an allowance if the program may be the cause: if a program failed
     to start, or if a training step was not reproducible on chips that had just passed a burn-in. A
-    chip that was measured to be wrong does not count. If many hosts fail at once, every one counts,
-    because other slices would be no better.
+    chip that was measured to be wrong does not count. If many hosts fail at once, `mass_failure`
+    says so and every one counts, because other slices would be no better.
 
     `idle` says that the program has ended on every host.
     """
-    mass_failure = observations.mass_failure
     measured = cause.proof == EvidenceType.BURN_IN or (
         cause.proof == EvidenceType.REPLAY and not placement.proved
     )
@@ -214,7 +181,7 @@ def replace_bad_host(
         release = (Effect(EffectType.RELEASE, placement, text),)
         job = job.drop(placement)
         return finish_job(job, Status.FAILED, reason, now, release, events, ended)
-    job, effects, held_back = _release_or_hold_back(job, placement, text, idle=idle)
+    job, effects, held_back = release_or_hold_back(job, placement, text, idle=idle)
     job = with_reason(job, f"{text}; slice being replaced", Status.WAITING)
     return Decision(job, effects, (*events, *held_back), ended)
 
@@ -223,6 +190,8 @@ def _host_fields(cause: Cause, placement: Placement) -> dict[str, str | float | 
     """Return the fields of an event about one host."""
     return {"host": cause.host, "hosts": cause.hosts, "error": cause.error, "zone": placement.zone}
 
+
+# --- Starts that failed because of the host or of the program -----------------------------------
 
 OTHER_SLICES = 2
 """Slices that a job tries after a start that failed because of the host or of the program."""
@@ -256,9 +225,12 @@ def replace_after_ambiguous_start(
     fields = _host_fields(cause, placement)
     events = (Event(EventType.UNCLEAR, f"{text}; trying another slice", fields),)
     job = replace(job, unclear_starts=job.unclear_starts + 1, attempt=None, cause=cause)
-    job, effects, held_back = _release_or_hold_back(job, placement, text, idle=idle)
+    job, effects, held_back = release_or_hold_back(job, placement, text, idle=idle)
     job = with_reason(job, f"{text}; trying another slice", Status.WAITING)
     return Decision(job, effects, (*events, *held_back), ended)
+
+
+# --- Slices out of reach ------------------------------------------------------------------------
 
 
 class Advice(NamedTuple):
@@ -359,6 +331,9 @@ def end_unreachable(job: Job, placement: Placement, reason: str, now: float) -> 
     )
 
 
+# --- Preemptions and cancellations --------------------------------------------------------------
+
+
 def after_preemption(
     job: Job, placement: Placement, reason: str, now: float, steps: Steps | None = None
 ) -> Decision:
@@ -393,86 +368,21 @@ def cancelled_attempt(job: Job) -> tuple[EndedAttempt, ...]:
     return (EndedAttempt(job.attempt, EndReason.CANCELLED, ""),) if job.attempt else ()
 
 
-def after_internal_error(job: Job, message: str, now: float) -> Decision:
-    """End a job that Drumline itself cannot handle. Its checkpoints and logs stay for a resume."""
-    release = tuple(Effect(EffectType.RELEASE, placement, message) for placement in job.placements)
-    attempt = job.attempt
-    ended = (EndedAttempt(attempt, EndReason.INTERNAL_ERROR, message),) if attempt else ()
-    job = replace(job, placements=(), kept_until=None)
-    if job.status.ended:
-        return Decision(job, release, (Event(EventType.RELEASED, message),))
-    return finish_job(job, Status.FAILED, message, now, effects=release, ended=ended)
+def unconfirmed_since(attempt: Attempt, listening_since: float | None, now: float) -> float:
+    """Return the time since when a host did not confirm the stop of an attempt.
 
-
-# --- The running program ----------------------------------------------------------------------
-
-
-def record_burn_in(
-    decision: Decision, placement: Placement, reports: tuple[HostReport, ...]
-) -> Decision:
-    """Add to the start of a program that its hosts passed a burn-in, if they ran one."""
-    tested = [report for report in reports if report.burn_in]
-    if placement.proved or not tested:
-        return decision
-    slowest = max(report.burn_in_seconds for report in tested)
-    warnings = [f"host {r.index}: {r.burn_in_message}" for r in tested if r.burn_in == "warn"]
-    text = f"passed in {slowest:.0f} s" + (f", but {'; '.join(warnings)}" if warnings else "")
-    job = decision.job.put(replace(placement, proved=True))
-    return replace(decision, job=job, events=(Event(EventType.BURNIN, text), *decision.events))
-
-
-RUN_SECONDS = 600.0
-"""Seconds after which a program without steps counts as started."""
-
-
-def mark_running(job: Job, observations: Observations, now: float) -> Job:
-    """Return the job while its program runs on every host."""
-    steps = observations.steps
-    running_at = current_attempt(job).running_at
-    if job.unclear_on and (steps or (running_at is not None and now - running_at > RUN_SECONDS)):
-        job = replace(job, unclear_starts=0, unclear_words="", unclear_on=())
-    if steps is not None and not job.has_stepped:
-        job = replace(job, has_stepped=True)
-    if steps is not None and steps.fenced and not job.fences:
-        job = replace(job, fences=True)
-    if job.bad_in_a_row and _made_progress(job, steps):
-        job = replace(job, bad_in_a_row=0)
-    stopping = next((r for r in observations.reports if r.shutdown_reason), None)
-    reason = f"host {stopping.index} is going down: {stopping.shutdown_reason}" if stopping else ""
-    return with_reason(job, reason, Status.RUNNING)
-
-
-def _made_progress(job: Job, steps: Steps | None) -> bool:
-    """Return True if the program has made progress since the last bad host.
-
-    A program whose host was found bad in the middle of a training makes steps each time and may
-    fail each time. Then only a new checkpoint counts.
+    Time in which this server did not listen does not count.
     """
-    failed_in_training = job.cause is not None and job.cause.proof == EvidenceType.REPLAY
-    return steps is not None and (steps.saved_at is not None or not failed_in_training)
+    since = now if attempt.unconfirmed_at is None else attempt.unconfirmed_at
+    return max(since, since if listening_since is None else listening_since)
 
 
-# --- The end of a job -------------------------------------------------------------------------
+def with_unconfirmed(job: Job, since: float | None) -> Job:
+    """Return the job with the time since when a host did not confirm the stop of its attempt."""
+    return replace(job, attempt=replace(current_attempt(job), unconfirmed_at=since))
 
 
-def release_for_user(
-    job: Job, placement: Placement, observations: Observations, now: float
-) -> Decision:
-    """Release the slices of a cancelled or deleted job, and end it.
-
-    If a program may still run on them, or on earlier ones, the job ends once all are gone.
-    """
-    release = (Effect(EffectType.RELEASE, placement, "no longer wanted"),)
-    observation = observations.placements.get(placement.name)
-    listed = observation.listed if observation else None
-    gone = observation is not None and (listed is None or not listed.may_run)
-    may_have_run = job.attempt is not None
-    job = job.drop(placement)
-    may_run = may_have_run and not (gone or observations.stopped)
-    if may_run or observations.old_program_may_run:
-        return Decision(job, effects=release)
-    ended = cancelled_attempt(job)
-    return finish_job(job, Status.CANCELLED, "cancelled", now, effects=release, ended=ended)
+# --- The end of a job ---------------------------------------------------------------------------
 
 
 def finish_job(
@@ -489,116 +399,18 @@ def finish_job(
     return Decision(job, effects, (*events, Event(EventType(status.value.lower()), reason)), ended)
 
 
-# --- Slices held back -------------------------------------------------------------------------
-
-
-def _release_or_hold_back(
-    job: Job, placement: Placement, reason: str, *, idle: bool
-) -> tuple[Job, tuple[Effect, ...], tuple[Event, ...]]:
-    """Return the job without its slices, which are held back if the limit allows, else released.
-
-    Slices that may still run the program are not `idle` and are always released. The next attempt
-    waits until released slices are gone, but not for held-back ones, and two programs would write
-    to the same checkpoints.
-    """
-    limit = job.parking
-    if limit is None:
-        limit = min(job.turned_down // REJECTIONS_PER_HELD_BACK, MAX_HELD_BACK)
-    if not idle or len(job.held_back) >= limit:
-        return job.drop(placement), (Effect(EffectType.RELEASE, placement, reason),), ()
-    job = job.put(replace(placement, role=PlacementRole.HELD_BACK))
-    where = f"{placement.chips} chips in {placement.zone}"
-    return job, (), (Event(EventType.PARKED, f"{placement.name} ({where}) until another runs"),)
-
-
-def release_unneeded(decision: Decision, observations: Observations) -> Decision:
-    """Add the release of requests and held-back slices that the job no longer needs.
-
-    Other requests are kept until every host of the active slices has answered, and held-back slices
-    until the program runs.
-    """
-    job = decision.job
+def after_internal_error(job: Job, message: str, now: float) -> Decision:
+    """End a job that Drumline itself cannot handle. Its checkpoints and logs stay for a resume."""
+    release = tuple(Effect(EffectType.RELEASE, placement, message) for placement in job.placements)
+    attempt = job.attempt
+    ended = (EndedAttempt(attempt, EndReason.INTERNAL_ERROR, message),) if attempt else ()
+    job = replace(job, placements=(), kept_until=None)
     if job.status.ended:
-        decision = release_requests(decision, "the job is over")
-        return _release_all_held_back(decision, "the job is over")
-    # A server that has just started has no reports yet, and all() of none is True.
-    reports = observations.reports
-    answered = reports and all(report.heard_at is not None for report in reports)
-    started = job.attempt is not None and job.attempt.running_at is not None
-    # Later requests of a running program are for cheaper slices.
-    if job.active and job.wish is not DesiredState.RUN:
-        decision = release_requests(decision, "no longer wanted")
-    elif job.active and answered and not (started and job.rates):
-        decision = release_requests(decision, f"the slice in {job.active.zone} answered first")
-    if started and reports and all(_is_working(report) for report in reports):
-        return _release_all_held_back(decision, "the program runs elsewhere")
-    return decision
+        return Decision(job, release, (Event(EventType.RELEASED, message),))
+    return finish_job(job, Status.FAILED, message, now, effects=release, ended=ended)
 
 
-def release_requests(decision: Decision, reason: str) -> Decision:
-    """Add the release of all requests whose slices are not active."""
-    requests = decision.job.requests
-    if not requests:
-        return decision
-    return decision.then(
-        Decision(
-            decision.job.drop(*requests),
-            effects=tuple(Effect(EffectType.RELEASE, request, reason) for request in requests),
-        )
-    )
-
-
-def release_if_blocking(decision: Decision, fault: Fault) -> Decision:
-    """Add the release of held-back slices if a refused request suggests that they are in the way.
-
-    Held-back slices use up quota, perhaps all of it. And if every candidate is out of capacity,
-    they would cost money for as long as that lasts.
-    """
-    job = decision.job
-    tried_all = job.next_choice == 0 and not job.requests and fault.kind is FaultType.STOCKOUT
-    if (fault.kind is FaultType.QUOTA and not job.requests) or tried_all:
-        return release_held_back(decision)
-    return decision
-
-
-def release_held_back(decision: Decision) -> Decision:
-    """Add the release of held-back slices, because the cloud grants no others."""
-    return _release_all_held_back(decision, "no other slice is available")
-
-
-def release_while_waiting(decision: Decision, now: float, timeouts: Timeouts) -> Decision:
-    """Add the release of held-back slices if the job waits for a deletion and one of them is old.
-
-    Some deletions never end, and held-back slices would cost money for as long. Before, they stay,
-    so that the next request is not granted the same host again.
-    """
-    granted_at = [slices.ready_at or slices.asked_at for slices in decision.job.held_back]
-    if not any(now - at > timeouts.deleting for at in granted_at):
-        return decision
-    return _release_all_held_back(decision, "the job waits for another slice to be deleted")
-
-
-def _is_working(report: HostReport) -> bool:
-    """Return True if a host runs the program or has finished it, and passed its burn-in."""
-    finished = report.phase is HostPhase.EXITED and report.exit_code == 0
-    working = finished or report.phase is HostPhase.RUNNING
-    return working and report.burn_in in {"", "pass", "warn"}
-
-
-def _release_all_held_back(decision: Decision, reason: str) -> Decision:
-    job = decision.job
-    held_back = job.held_back
-    if not held_back:
-        return decision
-    effects = tuple(
-        Effect(EffectType.RELEASE, placement, f"held back; {reason}") for placement in held_back
-    )
-    slices = "1 held-back slice" if len(held_back) == 1 else f"{len(held_back)} held-back slices"
-    event = Event(EventType.RELEASED, f"{slices} released: {reason}")
-    return decision.then(Decision(job.drop(*held_back), effects, (event,)))
-
-
-# --- Helpers ----------------------------------------------------------------------------------
+# --- Helpers ------------------------------------------------------------------------------------
 
 
 def with_reason(job: Job, reason: str, status: Status | None = None) -> Job:

@@ -13,16 +13,18 @@ from drumline.jobs.core.outcomes import (
     current_attempt,
     finish_job,
     format_duration,
-    release_held_back,
-    release_if_blocking,
-    release_unneeded,
-    release_while_waiting,
     retry_pause,
     with_backoff,
     with_reason,
 )
 from drumline.jobs.core.reasons import EndReason, EventType
 from drumline.jobs.core.refusals import RefusalAction, action_for, leaves_candidate
+from drumline.jobs.core.releases import (
+    release_held_back,
+    release_if_blocking,
+    release_unneeded,
+    release_while_waiting,
+)
 from drumline.jobs.core.state import (
     Attempt,
     Candidate,
@@ -215,7 +217,7 @@ def request_refused(
         decision = Decision(_waiting(refused, refusal.text), events=events)
         return release_if_blocking(decision, fault)
     decision = _drop(job, placement, refusal, now, timeouts)
-    return release_unneeded(decision, Observations())
+    return release_unneeded(decision, ())
 
 
 def unanswered_request(job: Job, name: str) -> Placement | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from drumline.errors import UserError
 from drumline.jobs.billing import Prices, price_per_hour
 from drumline.jobs.controller.slices import Orphan
-from drumline.jobs.core import lifecycle
+from drumline.jobs.core import stopping
 from drumline.jobs.core.outcomes import format_duration
 from drumline.jobs.core.reasons import EventType
 from drumline.jobs.core.state import (
@@ -200,15 +200,15 @@ def resume(
             f"{job.id} restarts {where}, with the current code, after its program has stopped",
             later,
         )
-    decision = lifecycle.resume_job(job)
+    decision = stopping.resume_job(job)
     decision = replace(decision, events=(*notes, *decision.events))
     return VerbResult(f"{job.id} restarts {_slice_of(job)}, with the current code", decision)
 
 
 def _slice_of(job: Job) -> str:
-    if job.active is not None and not lifecycle.fits(job, job.active):
+    if job.active is not None and not stopping.fits(job, job.active):
         return f"on a new slice (the one in {job.active.zone} does not fit the job file)"
-    return lifecycle.describe_slices(job)
+    return stopping.describe_slices(job)
 
 
 def adopting_job(spec: "JobSpec", orphan: Orphan, owner: str, now: float) -> Job:
