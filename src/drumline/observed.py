@@ -87,25 +87,37 @@ class HostPhase(StrEnum):
     """The host answers but does not know the program: it was rebooted or replaced."""
 
 
-class ContactFailure(StrEnum):
-    """The reason why the newest connection to a host failed."""
+class ContactFault(StrEnum):
+    """The side on which the cause of a failed connection to a host lies."""
 
-    TIMEOUT = "time-out"
-    REFUSED = "connection refused"
-    UNREACHABLE = "no route"
-    NO_ADDRESS = "no external address"
-    """The host has only an internal address, which does not answer this machine."""
-    KEY_REFUSED = "key refused"
-    CLOSED = "closed"
-    """The host, or a device in between, closed the connection before the login."""
-    HOST_KEY = "host key"
-    """The host shows another key than before."""
-    PROXY = "proxy"
-    """The proxy command of the job failed, or made no connection."""
+    HOST = "host"
+    """The host or its network. If only one host of a slice fails like this, the host is bad."""
+    UNKNOWN = "unknown"
+    """Either side, as when a host rejects the login. No host is blamed."""
     LOCAL = "this machine"
-    """This machine cannot connect now: it has too many open files, for example."""
-    MISSING_FILE = "missing file"
-    """A file on this machine is missing: the SSH key, or the archive of the code."""
+
+
+@dataclass(frozen=True)
+class ContactFailure:
+    """The reason why the newest connection to a host failed, and the runner's advice.
+
+    Each runner has its own failures; those of SSH are in `hosts/contact.py`.
+    """
+
+    fault: ContactFault
+    reason: str
+    """The reason if no host of a slice can be reached: a clause."""
+    change: str = ""
+    """The change that helps: an imperative clause."""
+    slices: int = 0
+    """The number of slices that a job tries if it reaches no host of any; 0 if that does not end
+    the job. A new slice has the same login, but an outage may pass."""
+    answered: bool = False
+    """True if the host answered, so that a program which runs there continues."""
+    passes: bool = True
+    """False if the failure lasts until the user changes something."""
+    told_by_command: bool = False
+    """True if a command of the user failed. Its own message then says more than `reason`."""
 
 
 @dataclass(frozen=True)

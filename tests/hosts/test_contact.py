@@ -15,6 +15,18 @@ from drumline.hosts.connection import (
     HostKeyChanged,
     ProxyFailed,
     UnusableFileError,
+)
+from drumline.hosts.contact import (
+    CLOSED,
+    HOST_KEY,
+    KEY_REFUSED,
+    LOCAL,
+    MISSING_FILE,
+    NO_ADDRESS,
+    PROXY,
+    REFUSED,
+    TIMEOUT,
+    UNREACHABLE,
     contact_failure,
     describe_connection_error,
 )
@@ -36,23 +48,23 @@ def failed(number: int) -> OSError:
 @pytest.mark.parametrize(
     ("error", "failure"),
     [
-        (asyncssh.PermissionDenied("Permission denied"), ContactFailure.KEY_REFUSED),
-        (TimeoutError(), ContactFailure.TIMEOUT),
-        (failed(errno.ETIMEDOUT), ContactFailure.TIMEOUT),
-        (failed(errno.ECONNREFUSED), ContactFailure.REFUSED),
-        (failed(errno.EHOSTUNREACH), ContactFailure.UNREACHABLE),
-        (failed(errno.ENETUNREACH), ContactFailure.UNREACHABLE),
-        (failed(errno.ECONNRESET), ContactFailure.CLOSED),
-        (asyncssh.ConnectionLost("Connection lost"), ContactFailure.CLOSED),
-        (asyncssh.ProtocolError("not SSH"), ContactFailure.CLOSED),
-        (HostKeyChanged("another key"), ContactFailure.HOST_KEY),
-        (UnusableFileError("no key"), ContactFailure.MISSING_FILE),
-        (failed(errno.EMFILE), ContactFailure.LOCAL),
-        (failed(errno.ENFILE), ContactFailure.LOCAL),
-        (failed(errno.ENOMEM), ContactFailure.LOCAL),
-        (failed(errno.ENOSPC), ContactFailure.LOCAL),
-        (failed(errno.EACCES), ContactFailure.LOCAL),
-        (failed(errno.ENOENT), ContactFailure.LOCAL),
+        (asyncssh.PermissionDenied("Permission denied"), KEY_REFUSED),
+        (TimeoutError(), TIMEOUT),
+        (failed(errno.ETIMEDOUT), TIMEOUT),
+        (failed(errno.ECONNREFUSED), REFUSED),
+        (failed(errno.EHOSTUNREACH), UNREACHABLE),
+        (failed(errno.ENETUNREACH), UNREACHABLE),
+        (failed(errno.ECONNRESET), CLOSED),
+        (asyncssh.ConnectionLost("Connection lost"), CLOSED),
+        (asyncssh.ProtocolError("not SSH"), CLOSED),
+        (HostKeyChanged("another key"), HOST_KEY),
+        (UnusableFileError("no key"), MISSING_FILE),
+        (failed(errno.EMFILE), LOCAL),
+        (failed(errno.ENFILE), LOCAL),
+        (failed(errno.ENOMEM), LOCAL),
+        (failed(errno.ENOSPC), LOCAL),
+        (failed(errno.EACCES), LOCAL),
+        (failed(errno.ENOENT), LOCAL),
     ],
     ids=lambda value: repr(value)[:40],
 )
@@ -63,9 +75,9 @@ def test_the_kind_of_a_failure(error: Exception, failure: ContactFailure) -> Non
 
 @pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH])
 def test_a_host_without_external_address_is_distinguished_from_a_firewall(number: int) -> None:
-    assert contact_failure(failed(number), INTERNAL) is ContactFailure.NO_ADDRESS
+    assert contact_failure(failed(number), INTERNAL) is NO_ADDRESS
     loopback = Address("127.0.0.1", 22, "127.0.0.1")
-    assert contact_failure(failed(number), loopback) is not ContactFailure.NO_ADDRESS
+    assert contact_failure(failed(number), loopback) is not NO_ADDRESS
 
 
 @pytest.mark.parametrize(
@@ -75,7 +87,7 @@ def test_a_host_that_does_not_answer_through_a_proxy_is_a_failure_of_the_proxy(
     error: Exception,
 ) -> None:
     address = replace(INTERNAL, proxy_command=("iap",))
-    assert contact_failure(error, address) is ContactFailure.PROXY
+    assert contact_failure(error, address) is PROXY
 
 
 def test_the_report_of_a_host_has_a_rejected_key(tmp_path: Path) -> None:
@@ -86,7 +98,7 @@ def test_the_report_of_a_host_has_a_rejected_key(tmp_path: Path) -> None:
         session.start()
         await until(lambda: session.reports()[0].contact is not None, "a failure")
         (report,) = session.reports()
-        assert report.contact is ContactFailure.KEY_REFUSED
+        assert report.contact is KEY_REFUSED
         assert report.heard_at is None
         assert report.detail == "the host rejects Drumline's SSH key"
 
@@ -101,7 +113,7 @@ def test_a_lost_key_is_named_and_the_contact_recovers_with_it(tmp_path: Path) ->
         session.start()
         await until(lambda: session.reports()[0].contact is not None, "a failure")
         (report,) = session.reports()
-        assert report.contact is ContactFailure.MISSING_FILE
+        assert report.contact is MISSING_FILE
         assert f"the SSH key {stand_ins.key} is missing" in report.detail
         stand_ins.key.write_bytes(content)
         stand_ins.key.chmod(0o600)
@@ -118,7 +130,7 @@ def test_a_lost_archive_is_no_fault_of_the_host(tmp_path: Path) -> None:
         session.start()
         await until(lambda: session.reports()[0].contact is not None, "a failure")
         (report,) = session.reports()
-        assert report.contact is ContactFailure.MISSING_FILE
+        assert report.contact is MISSING_FILE
         assert str(archive) in report.detail
         assert report.heard_at is not None
 
@@ -136,7 +148,7 @@ def test_no_more_files_here_are_no_silence_of_the_host(
         session = stand_ins.session(program())
         session.start()
         await until(lambda: session.reports()[0].contact is not None, "a failure")
-        assert session.reports()[0].contact is ContactFailure.LOCAL
+        assert session.reports()[0].contact is LOCAL
         assert session.reports()[0].detail == "too many open files"
 
     on_hosts(tmp_path, 1, story)
@@ -150,6 +162,6 @@ def test_a_closed_port_is_refused(tmp_path: Path) -> None:
         session = stand_ins.session(program())
         session.start()
         await until(lambda: session.reports()[0].contact is not None, "a failure")
-        assert session.reports()[0].contact is ContactFailure.REFUSED
+        assert session.reports()[0].contact is REFUSED
 
     on_hosts(tmp_path, 1, story)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from drumline.hosts.code import pack
+from drumline.hosts.contact import REFUSED
 from drumline.hosts.log_segments import MIN_LIMIT, segments
 from drumline.hosts.session import HostPhase, HostReport, Step
-from drumline.observed import ContactFailure
 from tests.hosts.on_hosts import on_hosts, reach, running, work
 
 from .stand_in import Slice, program, until
@@ -403,7 +403,7 @@ def test_the_session_waits_for_a_host_that_boots(tmp_path: Path) -> None:
             None,
             "connection refused",
             rank=0,
-            contact=ContactFailure.REFUSED,
+            contact=REFUSED,
         )
         await slice_.hosts[0].start()
         await reach(session, HostPhase.EXITED)

@@ -6,8 +6,6 @@ host must show the key that the cloud published or, if none is published, the fi
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import os
 import re
 import socket
@@ -23,7 +21,6 @@ from drumline.errors import HostError
 from drumline.files import write_atomically
 from drumline.hosts.protocol import OnOutput, Stream
 from drumline.hosts.values import USER, Address, CompletedCommand, Timing
-from drumline.observed import ContactFailure
 
 MAX_ANSWER_BYTES = 8 << 20
 """The size of one answer, or of one line of a watch. The largest is a status of about 3 MB: a
@@ -450,61 +447,3 @@ def check_interpreter(path: Path) -> None:
             f"the Python that created this job, {path}, is no longer on this machine; "
             "drumline resume continues the job with the Python of that command"
         )
-
-
-# Failures ----------------------------------------------------------------------------------------
-
-_NO_ROUTE = frozenset(
-    {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
-)
-_CLOSED = frozenset({errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
-
-
-def contact_failure(error: BaseException, address: Address) -> ContactFailure:
-    """Return the kind of an error of a connection, or of the attempt to open one."""
-    match error:
-        case UnusableFileError():
-            return ContactFailure.MISSING_FILE
-        case HostKeyChanged():
-            return ContactFailure.HOST_KEY
-        case ProxyFailed():
-            return ContactFailure.PROXY
-        case asyncssh.PermissionDenied():
-            return ContactFailure.KEY_REFUSED
-        case ConnectionRefusedError():
-            return ContactFailure.REFUSED
-        case TimeoutError() | asyncssh.ConnectionLost() if address.proxy_command:
-            return ContactFailure.PROXY
-        case TimeoutError():
-            return _without_answer(address, ContactFailure.TIMEOUT)
-        case OSError(errno=number) if number in _NO_ROUTE:
-            return _without_answer(address, ContactFailure.UNREACHABLE)
-        case OSError(errno=number) if number is not None and number not in _CLOSED:
-            # Too many open files, or a full disk.
-            return ContactFailure.LOCAL
-    return ContactFailure.CLOSED
-
-
-def _without_answer(address: Address, failure: ContactFailure) -> ContactFailure:
-    """Return NO_ADDRESS for a host that has only an internal address, else the failure."""
-    try:
-        ip = ipaddress.ip_address(address.ssh_ip)
-    except ValueError:
-        return failure
-    internal = address.ssh_ip == address.internal_ip and ip.is_private and not ip.is_loopback
-    return ContactFailure.NO_ADDRESS if internal else failure
-
-
-def describe_connection_error(error: BaseException) -> str:
-    """Return the reason why a host could not be reached, for the user."""
-    if isinstance(error, TimeoutError):
-        return "no answer"
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    if isinstance(error, asyncssh.PermissionDenied):
-        return "the host rejects Drumline's SSH key"
-    if isinstance(error, asyncssh.ConnectionLost | ConnectionResetError):
-        return "connection lost"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return str(error) or type(error).__name__

@@ -27,9 +27,8 @@ from drumline.hosts.connection import (
     UnusableFileError,
     check_archive,
     check_interpreter,
-    contact_failure,
-    describe_connection_error,
 )
+from drumline.hosts.contact import contact_failure, describe_connection_error
 from drumline.hosts.host_files import burn_in_command
 from drumline.hosts.log_segments import LogWriter, received_size, rename_log
 from drumline.hosts.outputs import CopyError, OutputFolder
@@ -44,7 +43,7 @@ from drumline.hosts.values import (
     program_message,
     work_folder,
 )
-from drumline.observed import ContactFailure, HostPhase, HostReport
+from drumline.observed import ContactFault, HostPhase, HostReport
 
 CONNECTION_ERRORS = (
     OSError, asyncssh.Error, ConnectionLost, HostKeyChanged, ProxyFailed, UnusableFileError,
@@ -193,7 +192,7 @@ class HostRunner:
                     connection.abort()
             except CONNECTION_ERRORS as error:
                 contact = contact_failure(error, self.assignment.address)
-                on_this_side = contact in {ContactFailure.LOCAL, ContactFailure.MISSING_FILE}
+                on_this_side = contact.fault is ContactFault.LOCAL
                 self._update_report(
                     detail=describe_connection_error(error),
                     contact=contact if on_this_side or not connected else None,

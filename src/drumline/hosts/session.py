@@ -19,7 +19,8 @@ from pydantic import BaseModel, ValidationError
 from drumline.cancellation import cancel_tasks
 from drumline.errors import HostError
 from drumline.files import write_atomically
-from drumline.hosts.connection import KnownHosts, describe_connection_error
+from drumline.hosts.connection import KnownHosts
+from drumline.hosts.contact import describe_connection_error
 from drumline.hosts.driver import CONNECTION_ERRORS, HostRunner, RunnerResources
 from drumline.hosts.outputs import OutputFolder
 from drumline.hosts.protocol import (

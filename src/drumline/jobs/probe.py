@@ -30,15 +30,13 @@ from drumline.errors import HostError, UserError
 from drumline.hosts.connection import (
     Connection,
     KnownHosts,
-    contact_failure,
-    describe_connection_error,
 )
+from drumline.hosts.contact import contact_failure, describe_connection_error
 from drumline.hosts.protocol import SshLogin
 from drumline.hosts.ssh import names_instances, proxy_commands
 from drumline.hosts.values import USER, Address, Timing
 from drumline.jobs.billing import price_per_hour
 from drumline.jobs.config import Config
-from drumline.jobs.core.outcomes import FIRST_CONTACT_ADVICE
 from drumline.jobs.slice_settings import SliceSettings
 from drumline.observed import ListedPlacement, PlacementState
 
@@ -464,9 +462,9 @@ class Probe:
             except (OSError, asyncssh.Error, HostError) as error:
                 reason = describe_connection_error(error)
                 if time.monotonic() > deadline:
-                    advice = FIRST_CONTACT_ADVICE.get(contact_failure(error, address))
+                    change = contact_failure(error, address).change
                     raise self._fail(
-                        f"{reason}; you can: {advice.change}" if advice else reason
+                        f"{reason}; you can: {change}" if change else reason
                     ) from error
                 self._report.line(f"  · {reason}; trying again")
                 await asyncio.sleep(self._limits.poll)

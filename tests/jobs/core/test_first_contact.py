@@ -2,18 +2,29 @@
 
 import pytest
 
+from drumline.hosts.contact import (
+    CLOSED,
+    KEY_REFUSED,
+    LOCAL,
+    MISSING_FILE,
+    NO_ADDRESS,
+    PROXY,
+    REFUSED,
+    TIMEOUT,
+    UNREACHABLE,
+)
 from drumline.jobs.core.state import EffectType, Status
 from drumline.observed import ContactFailure, HostPhase
 from tests.jobs.scenario import TIMEOUTS, Scenario
 
 NETWORK = [
-    (ContactFailure.TIMEOUT, "port 22"),
-    (ContactFailure.REFUSED, "port 22"),
-    (ContactFailure.UNREACHABLE, "no route"),
-    (ContactFailure.NO_ADDRESS, "external address"),
-    (ContactFailure.KEY_REFUSED, "OS Login"),
-    (ContactFailure.PROXY, "ssh.proxy_command"),
-    (ContactFailure.CLOSED, "before the login"),
+    (TIMEOUT, "port 22"),
+    (REFUSED, "port 22"),
+    (UNREACHABLE, "no route"),
+    (NO_ADDRESS, "external address"),
+    (KEY_REFUSED, "OS Login"),
+    (PROXY, "ssh.proxy_command"),
+    (CLOSED, "before the login"),
 ]
 
 
@@ -45,7 +56,7 @@ def test_a_job_that_reached_no_host_of_its_first_slices_ends_with_the_reason(
     assert len(scenario.did(EffectType.RELEASE)) == slices
 
 
-@pytest.mark.parametrize("contact", [ContactFailure.KEY_REFUSED, ContactFailure.NO_ADDRESS])
+@pytest.mark.parametrize("contact", [KEY_REFUSED, NO_ADDRESS])
 def test_errors_of_keys_and_addresses_request_no_other_slice(
     contact: ContactFailure,
 ) -> None:
@@ -58,19 +69,17 @@ def test_the_reason_has_the_last_words_of_the_proxy_command() -> None:
     scenario = Scenario().slice_is_there()
     scenario.listening_since = scenario.now
     for index in range(2):
-        scenario.host(
-            index, HostPhase.CONNECTING, heard_at=None, contact=ContactFailure.PROXY, detail=words
-        )
+        scenario.host(index, HostPhase.CONNECTING, heard_at=None, contact=PROXY, detail=words)
     scenario.settle()
     scenario.now += TIMEOUTS.first_contact + 1
     scenario.look("ACTIVE", "READY")
     assert scenario.status() is Status.FAILED
-    assert f"over SSH: {words}; correct ssh.proxy_command" in scenario.job.reason
+    assert f"could be reached: {words}; correct ssh.proxy_command" in scenario.job.reason
 
 
 def test_the_most_frequent_failure_is_the_reason() -> None:
-    scenario = silent_slice(Scenario(), ContactFailure.TIMEOUT, ContactFailure.KEY_REFUSED)
-    scenario = silent_slice(scenario, ContactFailure.TIMEOUT, ContactFailure.TIMEOUT)
+    scenario = silent_slice(Scenario(), TIMEOUT, KEY_REFUSED)
+    scenario = silent_slice(scenario, TIMEOUT, TIMEOUT)
     assert scenario.status() is Status.FAILED
     assert "firewall" in scenario.job.reason
 
@@ -79,7 +88,7 @@ def test_a_slice_that_the_cloud_took_is_a_preemption_even_if_no_host_was_reached
     scenario = Scenario().slice_is_there()
     scenario.listening_since = scenario.now
     for index in range(2):
-        scenario.host(index, HostPhase.CONNECTING, heard_at=None, contact=ContactFailure.TIMEOUT)
+        scenario.host(index, HostPhase.CONNECTING, heard_at=None, contact=TIMEOUT)
     scenario.now += TIMEOUTS.first_contact + 1
     scenario.look("SUSPENDED", "PREEMPTED")
     assert scenario.outcomes == ["preempted"]
@@ -89,7 +98,7 @@ def test_one_silent_host_among_others_is_bad() -> None:
     scenario = Scenario().slice_is_there()
     scenario.listening_since = scenario.now
     scenario.host(0, HostPhase.READY)
-    scenario.host(1, HostPhase.CONNECTING, heard_at=None, contact=ContactFailure.TIMEOUT).settle()
+    scenario.host(1, HostPhase.CONNECTING, heard_at=None, contact=TIMEOUT).settle()
     scenario.now += TIMEOUTS.first_contact + 1
     scenario.host(0, HostPhase.READY)
     scenario.look("ACTIVE", "READY")
@@ -103,7 +112,7 @@ def test_a_job_that_has_reached_hosts_before_blames_no_host_either() -> None:
     scenario.look("SUSPENDED", "PREEMPTED")
     for _ in range(3):
         assert not scenario.status().ended
-        silent_slice(scenario, ContactFailure.KEY_REFUSED, ContactFailure.KEY_REFUSED)
+        silent_slice(scenario, KEY_REFUSED, KEY_REFUSED)
     assert scenario.status() is Status.FAILED
     assert scenario.job.bad_hosts == 0
 
@@ -115,7 +124,7 @@ def test_a_running_program_is_not_ended_because_its_hosts_refuse_the_key() -> No
             index,
             HostPhase.RUNNING,
             heard_at=scenario.now,
-            contact=ContactFailure.KEY_REFUSED,
+            contact=KEY_REFUSED,
             detail="the host rejects Drumline's SSH key",
         )
     scenario.now += 3600
@@ -132,7 +141,7 @@ def test_a_proxy_that_fails_later_is_the_reason_and_no_evidence_against_the_host
             index,
             HostPhase.RUNNING,
             heard_at=scenario.now,
-            contact=ContactFailure.PROXY,
+            contact=PROXY,
             detail=words,
         )
     scenario.now += 3600
@@ -143,7 +152,7 @@ def test_a_proxy_that_fails_later_is_the_reason_and_no_evidence_against_the_host
 
 
 def test_too_many_open_files_here_are_no_silence_of_a_host() -> None:
-    scenario = silent_slice(Scenario(), ContactFailure.LOCAL, ContactFailure.LOCAL)
+    scenario = silent_slice(Scenario(), LOCAL, LOCAL)
     scenario.passes(36_000)
     assert scenario.outcomes == []
     assert not scenario.status().ended
@@ -159,7 +168,7 @@ def test_a_missing_file_here_ends_the_job_and_not_the_host() -> None:
             index,
             HostPhase.CONNECTING,
             heard_at=None,
-            contact=ContactFailure.MISSING_FILE,
+            contact=MISSING_FILE,
             detail=missing,
         )
     scenario.settle()

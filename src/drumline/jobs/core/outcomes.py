@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from drumline.jobs.core.host_history import EvidenceType
 from drumline.jobs.core.reasons import EndReason, EventType
@@ -21,7 +20,7 @@ from drumline.jobs.core.state import (
     Timeouts,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed import ContactFailure, HostReport
+from drumline.observed import HostReport
 
 BACKOFF_LIMIT = 60.0
 RETRY_LIMIT = 120.0
@@ -233,58 +232,6 @@ def replace_after_ambiguous_start(
 # --- Slices out of reach ------------------------------------------------------------------------
 
 
-class Advice(NamedTuple):
-    """The text for a failure of every first contact, and the slices that a job tries with it."""
-
-    reason: str
-    change: str
-    slices: int
-
-
-FIRST_CONTACT_ADVICE = {
-    ContactFailure.KEY_REFUSED: Advice(
-        "the hosts reject Drumline's SSH key",
-        "with OS Login, a host ignores the keys in its metadata: turn it off for these VMs "
-        "(enable-oslogin=FALSE), or ask who enforces it by a policy of the organization",
-        slices=1,
-    ),
-    ContactFailure.NO_ADDRESS: Advice(
-        "the hosts have no external address, and their internal ones do not answer",
-        "give them external addresses, run Drumline inside their network, or connect through IAP "
-        "with ssh.proxy_command",
-        slices=1,
-    ),
-    ContactFailure.PROXY: Advice(
-        "the proxy command makes no connection",
-        "correct ssh.proxy_command",
-        slices=1,
-    ),
-    ContactFailure.TIMEOUT: Advice(
-        "connections to port 22 time out",
-        "allow TCP port 22 from this machine in the firewall of the hosts' network, or connect "
-        "through IAP with ssh.proxy_command",
-        slices=2,
-    ),
-    ContactFailure.UNREACHABLE: Advice(
-        "there is no route to the hosts",
-        "check the network of this machine and the addresses of the hosts, or connect through IAP "
-        "with ssh.proxy_command",
-        slices=2,
-    ),
-    ContactFailure.REFUSED: Advice(
-        "the hosts refuse connections to port 22",
-        "check that the image and the startup script leave sshd running on port 22",
-        slices=2,
-    ),
-    ContactFailure.CLOSED: Advice(
-        "connections to port 22 are closed before the login",
-        "check for a firewall or proxy between this machine and the hosts, and that sshd of the "
-        "image accepts connections",
-        slices=2,
-    ),
-}
-"""The failures of connections that say nothing against a single host if every host has one. A new
-slice has the same keys and the same kind of address, but a time-out may also be an outage."""
 UNREACHED_AFTER_CONTACT = 3
 """Consecutive slices without any contact after which a job ends that has reached hosts before."""
 
@@ -298,17 +245,16 @@ def replace_unreachable(
     """
     failures = [report.contact for report in reports if report.contact is not None]
     failure = max(failures, key=failures.count)
-    advice, cause = FIRST_CONTACT_ADVICE[failure], FIRST_CONTACT_ADVICE[failure].reason
-    if failure is ContactFailure.PROXY:
-        # The user's own command has the reason.
-        cause = next((r.detail for r in reports if r.contact is failure and r.detail), cause)
+    cause = failure.reason
+    if failure.told_by_command:
+        cause = next((r.detail for r in reports if r.contact == failure and r.detail), cause)
     unreached = job.unreached + 1
     job = replace(job, unreached=unreached)
-    reason = f"no host of the slice could be reached over SSH: {cause}"
+    reason = f"no host of the slice could be reached: {cause}"
     # A job of an earlier version has run without `reached`.
-    slices = UNREACHED_AFTER_CONTACT if job.reached or job.has_run else advice.slices
+    slices = UNREACHED_AFTER_CONTACT if job.reached or job.has_run else failure.slices
     if unreached >= slices:
-        return end_unreachable(job, placement, f"{reason}; {advice.change}", now)
+        return end_unreachable(job, placement, f"{reason}; {failure.change}", now)
     ended = EndedAttempt(current_attempt(job), EndReason.UNREACHABLE, reason)
     job = replace(job.drop(placement), attempt=None, cause=None)
     return Decision(

@@ -10,7 +10,6 @@ from dataclasses import replace
 from drumline.jobs.core.causes import find_cause, has_failed, killed_by_signal, requested_restart
 from drumline.jobs.core.host_history import EvidenceType
 from drumline.jobs.core.outcomes import (
-    FIRST_CONTACT_ADVICE,
     after_preemption,
     count_failure,
     current_attempt,
@@ -45,7 +44,7 @@ from drumline.jobs.core.state import (
     Timeouts,
 )
 from drumline.jobs.core.steps import Steps
-from drumline.observed import ContactFailure, FaultType, HostPhase, HostReport, PlacementState
+from drumline.observed import ContactFault, FaultType, HostPhase, HostReport, PlacementState
 
 FIRST_AND_LAST_STEP_FACTOR = 3.0
 """Factor on the time limit of an attempt's first and last step. Programs compile and restore at the
@@ -242,7 +241,7 @@ def _check_silence(
     observation, reports = observations.placements.get(placement.name), observations.reports
     may_run = current_attempt(job).running_at is not None
     never_reached = not may_run and all(
-        r.heard_at is None and r.contact in FIRST_CONTACT_ADVICE for r in reports
+        r.heard_at is None and r.contact is not None and r.contact.slices for r in reports
     )
     for report in reports:
         since = _silent_since(report, observations)
@@ -250,8 +249,8 @@ def _check_silence(
         if finished or since is None:
             continue
         silence = now - since
-        never_heard = report.heard_at is None
-        if report.contact is ContactFailure.MISSING_FILE and not may_run:
+        contact, never_heard = report.contact, report.heard_at is None
+        if contact is not None and not contact.passes and not may_run:
             if not never_heard or silence > timeouts.silence:
                 return end_unreachable(job, placement, report.detail, now)
             continue
@@ -271,35 +270,29 @@ def _check_silence(
             reason += f" ({maintenance})"
             return after_preemption(job, placement, reason, now, observations.steps)
         message = f"no report from host {report.index} for {format_duration(silence)}"
-        if report.contact is ContactFailure.PROXY and report.detail:
+        if contact is not None and contact.told_by_command and report.detail:
             message += f": {report.detail}"
-        key_refused = report.contact is ContactFailure.KEY_REFUSED
-        if report.contact in _CAUSES_HERE or (key_refused and may_run):
-            # The host answers, or was not asked. The program continues there.
-            side = "" if key_refused else "this machine cannot connect to it, "
-            message += f": {side}{report.detail}"
+        if contact is not None and contact.fault is ContactFault.LOCAL:
+            message += f": this machine cannot connect to it, {report.detail}"
+        elif contact is not None and contact.answered and may_run:
+            message += f": {report.detail}"  # the program continues there
         elif polled_since and silence > limit:
             if never_reached:
                 return replace_unreachable(job, placement, reports, now)
+            blamed = contact is None or contact.fault is ContactFault.HOST
             cause = Cause(
                 EndReason.BAD_HOST,
                 report.index,
                 len(reports),
                 message,
                 report.tail,
-                proof="" if report.contact in _NO_EVIDENCE else EvidenceType.START,
+                proof=EvidenceType.START if blamed else "",
             )
             return replace_bad_host(
                 job, placement, cause, observations.mass_failure, now, idle=False
             )
         return _wait_for_reports_and_poll(with_reason(job, message), placement)
     return None
-
-
-_CAUSES_HERE = frozenset({ContactFailure.LOCAL, ContactFailure.MISSING_FILE})
-"""Failures of this machine, which say nothing about a host."""
-_NO_EVIDENCE = frozenset({ContactFailure.KEY_REFUSED, ContactFailure.PROXY})
-"""Failures whose cause may be the host or this side. The slice is replaced, and no host blamed."""
 
 
 def _silent_since(report: HostReport, observations: Observations) -> float | None:

@@ -250,7 +250,7 @@ class Job:
     reached: bool = False
     """True if a host of any of its slices has ever answered."""
     unreached: int = 0
-    """Consecutive slices of which no host was reached over SSH."""
+    """Consecutive slices of which no host was reached."""
     not_before: float = 0.0
     """The earliest time for the next request or the next start of the program."""
     has_run: bool = False
