@@ -272,6 +272,15 @@ def test_a_request_that_waits_for_long_is_replaced_by_a_new_one_in_the_same_zone
     assert race.job.reason == "no capacity in zone-a, zone-b and zone-c for 10 min"
 
 
+def test_a_request_is_replaced_half_as_often_in_a_crowded_zone() -> None:
+    race = waiting()
+    race.zones |= {A: ZoneStatus(), B: ZoneStatus(crowded=True), C: ZoneStatus(crowded=True)}
+    race.passes(TIMEOUTS.waiting + 10)
+    assert race.names(EffectType.RELEASE) == ["zone-a"]
+    race.passes(TIMEOUTS.waiting)
+    assert race.names(EffectType.RELEASE) == ["zone-a", "zone-b", "zone-c"]
+
+
 def test_a_request_that_may_have_been_granted_since_the_last_poll_is_not_replaced() -> None:
     race = waiting()
     names = [request.name for request in race.job.requests]

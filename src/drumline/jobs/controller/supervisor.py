@@ -487,7 +487,8 @@ class Supervisor:
                     placement.candidate, effect.reason, effect.words, effect.fault, waited
                 )
             case EffectType.POLL | EffectType.RELEASE:
-                self.polls.poll_soon(placement.zone)
+                if not placement.queued:  # a request without slices costs nothing
+                    self.polls.poll_soon(placement.zone)
 
     async def _request(self, job_id: str, placement: Placement) -> None:
         record = self.records.get(job_id)

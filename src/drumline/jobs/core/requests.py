@@ -51,6 +51,9 @@ from drumline.jobs.core.state import (
 )
 from drumline.observed import Fault, FaultType, PlacementState, Refusal, Scope, with_words
 
+CROWDED_WAITS = 2
+"""Factor on the age at which a request is replaced, in a zone in which many requests wait."""
+
 
 def seek_slices(job: Job, observations: Observations, now: float, timeouts: Timeouts) -> Decision:
     """Follow the requests of a job without active slices, and ask in more zones.
@@ -395,7 +398,11 @@ def _follow(
         return _try_next_candidate(job, placement, reason)
     # The age at the poll counts, because the cloud may have granted the request since. A request
     # for reserved capacity, with more patience, would lose its place in a queue.
-    neglected = observation.at - placement.asked_at > timeouts.waiting and job.patience <= 1.0
+    status = observations.zones.get(placement.candidate)
+    crowded = status is not None and status.crowded
+    # In a crowded zone, one of many requests is new all the time, and each of them costs calls.
+    limit = timeouts.waiting * (CROWDED_WAITS if crowded else 1)
+    neglected = observation.at - placement.asked_at > limit and job.patience <= 1.0
     if neglected and job.active is None:
         return _ask_again(job, placement, reason, now)
     return Decision(job)
