@@ -626,7 +626,8 @@ def read_trace(
                 slices[name][-1].preempted = at + notice
             case "released", name:
                 records[_job_of(name)].calls.append(at)
-                slices[name][-1].deleted = min(slices[name][-1].deleted, at)
+                for newest in slices.get(name, [])[-1:]:  # none for a request that was never sent
+                    newest.deleted = min(newest.deleted, at)
             case "start", job, attempt, host:
                 slice_name = host.rpartition("/")[0]
                 run = records[job].runs.setdefault(attempt, RunRecord(slice_name))

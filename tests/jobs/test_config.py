@@ -25,5 +25,5 @@ def test_googles_endpoint_is_an_address(tmp_path: Path) -> None:
 def test_the_thresholds_that_users_set_keep_their_names() -> None:
     """The timeouts are in config.yaml under `patience`, which would reject a renamed field."""
     known = "waiting silence bad_silence first_contact settle shutdown rest retry"
-    new = "visible booting deleting outputs outputs_interval settled"
+    new = "visible booting deleting outputs outputs_interval settled cheaper"
     assert set(Timeouts.__dataclass_fields__) == {*known.split(), *new.split()}

@@ -234,7 +234,7 @@ class Invariants:
                 self._environment.fail(f"{job.id} uses {' and '.join(active)} at the same time")
             started = job.attempt.running_at if job.attempt else None
             now = self._environment.now()
-            keeps_requests = bool(job.requests) and not job.rates
+            keeps_requests = bool(job.requests) and not job.migrates
             if keeps_requests and started is not None and now - started > OTHER_REQUESTS_KEPT:
                 self._environment.fail(f"{job.id} runs, and still requests {job.requests[0].name}")
 

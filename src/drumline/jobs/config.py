@@ -115,7 +115,8 @@ _REQUESTS_PER_MINUTE = 30.0
 # The emulator answers at once and preempts slices within seconds, so everything is faster there.
 _FAST_POLL_SECONDS = 0.5
 _FAST_TIMEOUTS = Timeouts(
-    waiting=3.0,
+    waiting=15.0,
+    cheaper=3.0,
     visible=3.0,
     booting=120.0,
     deleting=60.0,

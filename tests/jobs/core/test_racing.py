@@ -129,6 +129,9 @@ class Race:
         effects = [e for decision in self.decisions for e in decision.effects if e.kind is kind]
         return list(dict.fromkeys(effect.placement.zone for effect in effects))
 
+    def reasons(self, kind: EffectType) -> list[str]:
+        return [e.reason for decision in self.decisions for e in decision.effects if e.kind is kind]
+
     def outcomes(self) -> list[EndReason]:
         return [ended.reason for decision in self.decisions for ended in decision.ended]
 
@@ -205,7 +208,8 @@ def test_a_ready_slice_does_not_wait_for_ever_for_a_deletion() -> None:
     race = waiting()
     race.old_program_may_run = True
     race.becomes("zone-a", PlacementState.READY).passes(TIMEOUTS.deleting + 1)
-    assert race.names(EffectType.RELEASE) == ["zone-a"]
+    assert "zone-a" in race.names(EffectType.RELEASE)
+    assert "the previous slice is still not deleted" in race.reasons(EffectType.RELEASE)
 
 
 @pytest.mark.parametrize("refusal", [STOCKOUT, QUOTA])
@@ -241,7 +245,7 @@ def test_a_zone_that_is_long_out_of_capacity_gives_way_to_a_zone_that_was_not_as
     race.passes(2 * TIMEOUTS.waiting)
     assert [request.zone for request in race.job.requests] == ["zone-a"]
     race.zones[B] = ZoneStatus()
-    race.passes(1)
+    race.accept_all().becomes("zone-a", PlacementState.QUEUED)
     assert [request.zone for request in race.job.requests] == ["zone-b"]
 
 
@@ -253,6 +257,102 @@ def test_a_long_wait_leaves_one_zone_at_a_time() -> None:
     race.zones[D] = ZoneStatus()
     race.passes(TIMEOUTS.waiting + 1)
     assert [request.zone for request in race.job.requests] == ["zone-b", "zone-c", "zone-d"]
+
+
+def test_a_request_that_waits_for_long_is_replaced_by_a_new_one_in_the_same_zone() -> None:
+    race = waiting()
+    names = [request.name for request in race.job.requests]
+    race.passes(TIMEOUTS.waiting - 10)
+    assert [request.name for request in race.job.requests] == names
+    race.passes(20).accept_all()
+    assert [request.zone for request in race.job.requests] == ["zone-a", "zone-b", "zone-c"]
+    assert not {request.name for request in race.job.requests} & {*names}
+    assert race.names(EffectType.RELEASE) == ["zone-a", "zone-b", "zone-c"]
+    assert race.names(EffectType.NO_CAPACITY) == [], "a backoff would keep the job out of the zones"
+    assert race.job.reason == "no capacity in zone-a, zone-b and zone-c for 10 min"
+
+
+def test_a_request_in_a_crowded_zone_is_replaced_later_and_not_with_all_others() -> None:
+    race = waiting()
+    race.zones |= {A: ZoneStatus(), B: ZoneStatus(crowded=True), C: ZoneStatus(crowded=True)}
+    names = {request.zone: request.name for request in race.job.requests}
+    replaced_at: dict[str, float] = {}
+    start = race.now
+    while len(replaced_at) < len(names):
+        race.passes(10)
+        for request in race.job.requests:
+            if request.name != names[request.zone]:
+                replaced_at.setdefault(request.zone, race.now - start)
+    assert replaced_at["zone-a"] <= TIMEOUTS.waiting + 10
+    later = [replaced_at[zone] for zone in ("zone-b", "zone-c")]
+    assert all(2 * TIMEOUTS.waiting <= at <= 4 * TIMEOUTS.waiting + 10 for at in later)
+    assert abs(later[0] - later[1]) > 10
+
+
+def test_a_request_that_may_have_been_granted_since_the_last_poll_is_not_replaced() -> None:
+    race = waiting()
+    names = [request.name for request in race.job.requests]
+    polled_at, race.now = race.now, race.now + 2 * TIMEOUTS.waiting
+    seen = {name: PlacementObservation(polled_at, listed) for name, listed in race.listed.items()}
+    race.take(lifecycle.decide(race.job, Observations(seen), race.now, TIMEOUTS))
+    assert [request.name for request in race.job.requests] == names
+
+
+def test_a_replaced_request_may_use_up_the_quota_until_it_is_deleted() -> None:
+    race = waiting().passes(TIMEOUTS.waiting + 1)
+    for _ in range(3):
+        assert race.names(EffectType.NO_CAPACITY) == []
+        race.refuse("zone-b", QUOTA).passes(120)
+    assert race.names(EffectType.NO_CAPACITY) == [], "the job has no other zone"
+    race.refuse("zone-b", QUOTA)
+    assert race.names(EffectType.NO_CAPACITY) == ["zone-b"]
+
+
+def test_a_job_with_reserved_capacity_keeps_its_place_in_the_queue() -> None:
+    race = waiting()
+    race.job = replace(race.job, patience=36.0)
+    assert race.passes(40 * TIMEOUTS.waiting).names(EffectType.RELEASE) == []
+
+
+def test_of_two_slices_that_are_ready_the_cheaper_one_runs_the_program() -> None:
+    race = waiting()
+    race.job = replace(race.job, rates=RATES, stays=True)
+    for zone in ("zone-a", "zone-b", "zone-c"):
+        race.lists(zone, PlacementState.READY)
+    race.passes(1).answers(HostPhase.RUNNING)
+    assert race.names(EffectType.RUN) == ["zone-c"]
+    assert race.names(EffectType.RELEASE) == ["zone-a", "zone-b"]
+
+
+def test_a_slice_that_is_ready_waits_a_minute_for_a_cheaper_one_that_boots() -> None:
+    race = waiting()
+    race.job = replace(race.job, rates=RATES, stays=True)
+    race.becomes("zone-c", PlacementState.BOOTING).becomes("zone-a", PlacementState.READY)
+    assert race.passes(TIMEOUTS.cheaper - 2).job.active is None
+    active = race.becomes("zone-c", PlacementState.READY).job.active
+    assert active is not None
+    assert active.zone == "zone-c"
+
+
+def test_a_slice_that_is_ready_does_not_wait_longer_for_a_cheaper_one() -> None:
+    race = waiting()
+    race.job = replace(race.job, rates=RATES, stays=True)
+    race.becomes("zone-c", PlacementState.BOOTING).becomes("zone-a", PlacementState.READY)
+    active = race.passes(TIMEOUTS.cheaper).job.active
+    assert active is not None
+    assert active.zone == "zone-a"
+
+
+@pytest.mark.parametrize("state", [PlacementState.QUEUED, PlacementState.LOST])
+def test_a_slice_that_is_ready_does_not_wait_for_a_cheaper_one_that_does_not_boot(
+    state: PlacementState,
+) -> None:
+    race = waiting()
+    race.job = replace(race.job, rates=RATES, stays=True)
+    race.becomes("zone-c", PlacementState.BOOTING).becomes("zone-a", PlacementState.READY)
+    active = race.becomes("zone-c", state).job.active
+    assert active is not None
+    assert active.zone == "zone-a"
 
 
 def test_a_crowded_zone_gets_only_first_requests() -> None:

@@ -200,7 +200,8 @@ class ZonePolls:
     def request_accepted(self, placement: Placement) -> None:
         """Record that the cloud accepted a request. Polls that begin from now on show it."""
         self._accepted_at[placement.name] = self.clock()
-        self.poll_soon(placement.zone)
+        if placement.first_asked_at is None:  # one of many that replace each other can wait
+            self.poll_soon(placement.zone)
 
     def may_appear(self, name: str) -> bool:
         """Return True if the cloud accepted the request so recently that it may not show it yet."""

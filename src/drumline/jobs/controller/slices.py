@@ -219,7 +219,8 @@ class Releases:
         else:
             self._failures.pop(row.name, None)
             self.errors.pop(row.name, None)
-        self._polls.poll_soon(row.zone)
+        if row.ready is not None:  # a request without slices costs nothing
+            self._polls.poll_soon(row.zone)
 
     def release_forgotten(self, poll: ZonePoll, known: Collection[str]) -> None:
         """Release slices with this database's label that are not among the known ones."""

@@ -235,7 +235,7 @@ class Supervisor:
             reports=reports,
             address_error=self.sessions.address_error(job),
             listening_since=self.sessions.listening_since(job),
-            zones=self._availability.zones(job.choices) if waits or job.rates else {},
+            zones=self._availability.zones(job.choices) if waits or job.migrates else {},
             old_program_may_run=(waits or job.wish is not DesiredState.RUN)
             and self._old_program_may_run(job),
             stopped=self.sessions.stopped(job),
@@ -309,8 +309,10 @@ class Supervisor:
         observations = self._observe(job, reports)
         decision = lifecycle.decide(job, observations, self._clock(), self.config.timeouts)
         known = {placement.name for placement in job.placements}
+        # A job has at most one request for a candidate, so one that is replaced is counted already.
+        counted = {p.candidate for p in job.placements if p.role is PlacementRole.REQUESTED}
         for placement in decision.job.requests:
-            if placement.name not in known:
+            if placement.name not in known and placement.candidate not in counted:
                 self._availability.record_request(placement.candidate)
         self.apply(job, decision)
         if inputs is not None and job_id in self.records:
@@ -397,7 +399,7 @@ class Supervisor:
             self._close_session(job.id, ended.attempt.number)
             self.heartbeats.end(job.id, ended.attempt.number)
         if job.active and (before.active is None or before.active.name != job.active.name):
-            waited = (job.active.ready_at or self._clock()) - job.active.asked_at
+            waited = (job.active.ready_at or self._clock()) - job.active.waiting_since
             self._availability.record_grant(job.active.candidate, waited)
         if before.active and any(e.reason is EndReason.PREEMPTED for e in decision.ended):
             lived = self._clock() - (before.active.ready_at or self._clock())
@@ -480,12 +482,13 @@ class Supervisor:
                     self._attempt_runner.run(job, placement)
                 self.outputs.start_copy(job)
             case EffectType.NO_CAPACITY:
-                waited = self._clock() - placement.asked_at
+                waited = self._clock() - placement.waiting_since
                 self._availability.record_shortage(
                     placement.candidate, effect.reason, effect.words, effect.fault, waited
                 )
             case EffectType.POLL | EffectType.RELEASE:
-                self.polls.poll_soon(placement.zone)
+                if not placement.queued:  # a request without slices costs nothing
+                    self.polls.poll_soon(placement.zone)
 
     async def _request(self, job_id: str, placement: Placement) -> None:
         record = self.records.get(job_id)

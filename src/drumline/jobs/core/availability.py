@@ -100,10 +100,8 @@ class ZoneBackoff:
             reason = f"no capacity in {candidate.zone}, not even for {smaller}"
             return ZoneStatus(open=False, reason=reason)
         if pending >= PENDING_LIMIT:
-            return ZoneStatus(
-                open=False,
-                reason=f"behind {pending} requests for {candidate.accelerator} in {candidate.zone}",
-            )
+            reason = f"behind {pending} requests for {candidate.accelerator} in {candidate.zone}"
+            return ZoneStatus(open=False, reason=reason, crowded=True)
         return ZoneStatus(crowded=pending >= CROWDED, reliable=reliable)
 
     def _short_smaller_slice(self, candidate: Candidate, now: float) -> str | None:

@@ -77,6 +77,7 @@ def adapt_times(job: Job, now: float) -> Job:
         replace(
             placement,
             asked_at=min(placement.asked_at, now),
+            first_asked_at=_at_most(placement.first_asked_at, now),
             accepted_at=_restarted(placement.accepted_at, now)
             if placement.role is PlacementRole.REQUESTED
             else _at_most(placement.accepted_at, now),

@@ -66,7 +66,7 @@ def release_unneeded(decision: Decision, reports: Sequence[HostReport]) -> Decis
     # Later requests of a running program are for cheaper slices.
     if job.active and job.wish is not DesiredState.RUN:
         decision = release_requests(decision, "no longer wanted")
-    elif job.active and answered and not (started and job.rates):
+    elif job.active and answered and not (started and job.migrates):
         decision = release_requests(decision, f"the slice in {job.active.zone} answered first")
     if started and reports and all(_is_working(report) for report in reports):
         return _release_all_held_back(decision, "the program runs elsewhere")

@@ -1,12 +1,15 @@
 """The requests of a job for slices: where it asks, and what becomes of each request. Pure.
 
-A job asks in up to `ask` zones at once. The first slices that are ready become active. The other
-requests stay until all hosts of the active slices have answered, because a granted slice may be
-preempted or broken before that. Then they are released.
+A job asks in up to `ask` zones at once. The first slices that are ready become active, unless a
+cheaper one is ready within a minute. The other requests stay until all hosts of the active slices
+have answered, because a granted slice may be preempted or broken before that. Then they are
+released. A request that waits for minutes is replaced by a new one, because the cloud may neglect
+an old request and grant a new one at once.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
+from zlib import crc32
 
 from drumline.jobs.core.outcomes import (
     after_preemption,
@@ -18,7 +21,12 @@ from drumline.jobs.core.outcomes import (
     with_reason,
 )
 from drumline.jobs.core.reasons import EndReason, EventType
-from drumline.jobs.core.refusals import RefusalAction, action_for, leaves_candidate
+from drumline.jobs.core.refusals import (
+    REFUSALS_PER_CANDIDATE,
+    RefusalAction,
+    action_for,
+    leaves_candidate,
+)
 from drumline.jobs.core.releases import (
     release_held_back,
     release_if_blocking,
@@ -46,11 +54,15 @@ from drumline.jobs.core.state import (
 )
 from drumline.observed import Fault, FaultType, PlacementState, Refusal, Scope, with_words
 
+CROWDED_WAITS = 2
+"""The smallest factor on the age at which a request is replaced where many requests wait."""
+
 
 def seek_slices(job: Job, observations: Observations, now: float, timeouts: Timeouts) -> Decision:
     """Follow the requests of a job without active slices, and ask in more zones.
 
-    Of several slices that are ready, the first in the order of the job file becomes active.
+    Of several slices that are ready, the first in the order of the job file becomes active, unless
+    another one costs at least a tenth less.
     """
     decision = Decision(job)
     order = {candidate: index for index, candidate in enumerate(job.choices)}
@@ -69,7 +81,7 @@ def seek_slices(job: Job, observations: Observations, now: float, timeouts: Time
         decision = _ask(decision, observations, now)
     decision = replace(decision, job=_with_waiting_reason(decision.job, observations, now))
     queued = [request for request in decision.job.requests if request.queued]
-    waited = min((now - request.asked_at for request in queued), default=0.0)
+    waited = min((now - request.waiting_since for request in queued), default=0.0)
     if len(queued) == len(decision.job.requests) and waited > timeouts.waiting:
         return release_held_back(decision)
     return decision
@@ -86,7 +98,7 @@ def seek_cheaper_slices(
     job, active, attempt = decision.job, decision.job.active, decision.job.attempt
     if active is None or attempt is None or attempt.running_at is None or attempt.stopping:
         return decision
-    if not job.rates or job.wish is not DesiredState.RUN:
+    if not job.migrates or job.wish is not DesiredState.RUN:
         return decision
     request = next((request for request in job.requests if request.ready_at is not None), None)
     if request is not None:
@@ -209,7 +221,7 @@ def request_refused(
     if placement is None:
         return Decision(job)
     fault = refusal.fault
-    if action_for(fault) is RefusalAction.RETRY and not _leaves(job, placement, fault):
+    if _action(placement, fault) is RefusalAction.RETRY and not _leaves(job, placement, fault):
         # Nothing exists in the cloud, so the same request is repeated under the same name.
         refused = job.put(_repeated(placement, refusal, now, timeouts))
         known = any(request.refusal == refusal.text for request in job.requests)
@@ -232,6 +244,16 @@ def _repeated(placement: Placement, refusal: Refusal, now: float, timeouts: Time
     return replace(placement, refusals=refusals, retry_at=retry_at, refusal=refusal.text)
 
 
+def _action(placement: Placement, fault: Fault) -> RefusalAction:
+    """Return the action that follows a refused request.
+
+    A new request is repeated if the quota is used up, because the old request that it replaces may
+    count until it is deleted.
+    """
+    replaces = placement.first_asked_at is not None and placement.refusals < REFUSALS_PER_CANDIDATE
+    return RefusalAction.RETRY if fault.kind is FaultType.QUOTA and replaces else action_for(fault)
+
+
 def _leaves(job: Job, placement: Placement, fault: Fault) -> bool:
     """Return True if repeating a refused request did not help, and there is another candidate."""
     requested = {request.candidate for request in job.requests}
@@ -244,7 +266,7 @@ def _drop(
     """Drop a request that yields no slices: delete it in the cloud and decide what follows."""
     fault, text = refusal.fault, refusal.text
     release = Effect(EffectType.RELEASE, placement, refusal.message)
-    action = action_for(fault)
+    action = _action(placement, fault)
     if action is RefusalAction.RETRY and _leaves(job, placement, fault):
         action = RefusalAction.NEXT_CANDIDATE
     others = [other for other in job.placements if other.name != placement.name]
@@ -263,6 +285,7 @@ def _drop(
                 refusals=new.refusals,
                 retry_at=new.retry_at,
                 refusal=text,
+                first_asked_at=placement.first_asked_at,
             )
             job = replace(job.drop(placement), asks=job.asks + 1).put(again)
             decision = Decision(
@@ -368,16 +391,50 @@ def _follow(
             reason = f"slice in {placement.zone} is still {state} after {boot_time}"
             return _try_next_candidate(job, placement, reason)
         return Decision(job.put(replace(placement, role=PlacementRole.STARTING, booting_at=since)))
-    waited = now - placement.asked_at
     asked = {request.candidate for request in job.requests}
     others = [c for c, status in observations.zones.items() if status.open and c not in asked]
     # Another zone for the same accelerator is asked beside this one, if `ask` allows it.
     beside = len(asked) < job.ask and any(c.accelerator == placement.accelerator for c in others)
-    too_long = waited > timeouts.waiting * job.patience
-    if too_long and others and not beside and job.active is None:
-        reason = f"no capacity in {placement.zone} for {format_duration(waited)}"
+    limit, waited = timeouts.waiting * job.patience, now - placement.waiting_since
+    reason = f"no capacity in {placement.zone} for {format_duration(waited)}"
+    if waited > limit and others and not beside and job.active is None:
         return _try_next_candidate(job, placement, reason)
+    # The age at the poll counts, because the cloud may have granted the request since. A request
+    # for reserved capacity, with more patience, would lose its place in a queue.
+    status = observations.zones.get(placement.candidate)
+    crowded = status is not None and status.crowded
+    limit = timeouts.waiting * (_crowded_waits(placement) if crowded else 1)
+    neglected = observation.at - placement.asked_at > limit and job.patience <= 1.0
+    if neglected and job.active is None:
+        return _ask_again(job, placement, reason, now)
     return Decision(job)
+
+
+def _crowded_waits(placement: Placement) -> float:
+    """Return the factor on the age at which a request in a crowded zone is replaced.
+
+    Several requests wait there, so one of them is new more often. The factor differs between
+    requests, so that those which were made together are not replaced in the same minute.
+    """
+    return CROWDED_WAITS * (1.0 + crc32(placement.name.encode()) / 2**32)
+
+
+def _ask_again(job: Job, placement: Placement, reason: str, now: float) -> Decision:
+    """Replace a request by a new one in the same zone.
+
+    This is no event, because a job may wait for days, and no shortage, because a backoff would keep
+    the job out of the zone.
+    """
+    request = replace(
+        _new_placement(job, placement.candidate, now), first_asked_at=placement.waiting_since
+    )
+    return Decision(
+        replace(job.drop(placement), asks=job.asks + 1).put(request),
+        effects=(
+            Effect(EffectType.RELEASE, placement, reason),
+            Effect(EffectType.REQUEST, request),
+        ),
+    )
 
 
 def _may_appear(
@@ -401,6 +458,10 @@ def _take_ready_slices(
                 job.drop(placement), effects=(Effect(EffectType.RELEASE, placement, reason),)
             )
         return Decision(job.put(replace(placement, role=PlacementRole.STARTING, ready_at=ready_at)))
+    ready_times = [ready_at, *(p.ready_at for p in job.requests if p.ready_at is not None)]
+    may_wait = now - min(ready_times) < timeouts.cheaper
+    if _cheaper_slice_follows(job, placement, observations, may_wait=may_wait):
+        return Decision(job.put(replace(placement, role=PlacementRole.STARTING, ready_at=ready_at)))
     job = replace(_with_attempt(job, now), refusals=0)
     number = current_attempt(job).number
     active = replace(placement, role=PlacementRole.ACTIVE, ready_at=ready_at, first_attempt=number)
@@ -414,6 +475,22 @@ def _take_ready_slices(
         effects=(Effect(EffectType.RUN, active),),
         events=(Event(EventType.SLICE, text, _place(active) | {"hosts": active.hosts}),),
     )
+
+
+def _cheaper_slice_follows(
+    job: Job, placement: Placement, observations: Observations, *, may_wait: bool
+) -> bool:
+    """Return True if cheaper slices are ready too, or boot and the job may wait for them."""
+    for request in job.requests:
+        observation = observations.placements.get(request.name)
+        listed = observation.listed if observation else None
+        if listed is None or not job.is_cheaper(request.candidate, placement.candidate):
+            continue
+        ready = listed.state is PlacementState.READY and len(listed.endpoints) == request.hosts
+        boots = listed.state in {PlacementState.BOOTING, PlacementState.READY}
+        if ready or (boots and may_wait):
+            return True
+    return False
 
 
 # --- Why a job waits --------------------------------------------------------------------------
@@ -436,7 +513,7 @@ def _with_waiting_reason(job: Job, observations: Observations, now: float) -> Jo
     parts = [f"slice is booting in {_zones(starting)}"] if starting else []
     waits: dict[str, list[Placement]] = {}
     for request in queued:
-        waits.setdefault(format_duration(now - request.asked_at), []).append(request)
+        waits.setdefault(format_duration(now - request.waiting_since), []).append(request)
     parts += [f"no capacity in {_zones(group)} for {waited}" for waited, group in waits.items()]
     if new:
         parts.append(f"requesting {new[0].accelerator} in {_zones(new)}")

@@ -121,6 +121,8 @@ class Placement:
     """The reason of the last refusal."""
     retry_at: float = 0.0
     """The earliest time to repeat it after a refusal."""
+    first_asked_at: float | None = None
+    """The time of the first of the requests in a row that this one replaces; None without any."""
     first_attempt: int | None = None
     """The number of the first attempt on these slices, once they are active."""
     proved: bool = False
@@ -130,6 +132,11 @@ class Placement:
     def candidate(self) -> Candidate:
         """The accelerator and the zone."""
         return Candidate(self.accelerator, self.zone)
+
+    @property
+    def waiting_since(self) -> float:
+        """The time since when the job has waited for these slices."""
+        return self.asked_at if self.first_asked_at is None else self.first_asked_at
 
     @property
     def queued(self) -> bool:
@@ -233,7 +240,9 @@ class Job:
     """Factor on the wait for capacity in a zone. The queue for reserved capacity moves in hours."""
     rates: tuple[float | None, ...] = ()
     """The price of each choice in dollars per hour, None if it is not known. Empty for a job that
-    never leaves a healthy slice."""
+    an earlier version created without `migrate`."""
+    stays: bool = False
+    """True if the job never leaves a healthy slice for a cheaper one."""
     ask: int = 1
     """The maximum number of zones to request slices in at the same time. A job of an earlier
     version asks in one."""
@@ -296,8 +305,13 @@ class Job:
         """The placements with a bad host, until the program runs elsewhere."""
         return tuple(p for p in self.placements if p.role is PlacementRole.HELD_BACK)
 
+    @property
+    def migrates(self) -> bool:
+        """True if the job leaves a healthy slice for a cheaper one."""
+        return bool(self.rates) and not self.stays
+
     def is_cheaper(self, candidate: Candidate, than: Candidate) -> bool:
-        """Return True if the job may leave a slice for one that costs at least a tenth less.
+        """Return True if a slice costs at least a tenth less than another one.
 
         Another accelerator is another speed, so its price says nothing.
         """
@@ -433,8 +447,13 @@ class Observations:
 class Timeouts:
     """Durations in seconds. The defaults are for Google Cloud."""
 
-    waiting: float = 600.0
-    """Wait for capacity in a zone while another one is open. Queues move within minutes."""
+    waiting: float = 300.0
+    """Age at which a request that waits for capacity is replaced, by one in another zone that is
+    open or else by one in the same zone. The cloud grants a request within minutes, or neglects it
+    for an hour although it grants new ones."""
+    cheaper: float = 60.0
+    """Time from the first slices that are ready in which cheaper ones that boot may become ready
+    and run the program instead."""
     visible: float = 60.0
     """Time after the cloud accepted a request in which neither listings nor lookups need to have
     it. Google shows a new resource up to a minute late."""

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 KEEP_CANCELLED_SECONDS, KEEP_FAILED_SECONDS = 3600.0, 300.0
 """The default of `keep`. A user who cancels chooses when; a job may fail while nobody looks."""
-RESERVED_PATIENCE = 36.0
-"""Factor on the wait for reserved capacity in a zone: six hours instead of ten minutes."""
+RESERVED_PATIENCE = 72.0
+"""Factor on the wait for reserved capacity in a zone: six hours instead of five minutes."""
 
 
 class RequestError(UserError):
@@ -74,9 +74,8 @@ def apply_job_file(job: Job, spec: "JobSpec", choices: tuple[Candidate, ...]) ->
         outputs=bool(spec.outputs),
         ask=spec.ask,
         patience=RESERVED_PATIENCE if spec.capacity == "reserved" else 1.0,
-        rates=tuple(price_per_hour(*choice, spec.capacity) for choice in choices)
-        if spec.migrate == "cheaper"
-        else (),
+        rates=tuple(price_per_hour(*choice, spec.capacity) for choice in choices),
+        stays=spec.migrate != "cheaper",
     )
 
 

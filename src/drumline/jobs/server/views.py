@@ -85,7 +85,7 @@ def _request(supervisor: "Supervisor", request: Placement) -> dict[str, Any]:
         "zone": request.zone,
         "accelerator": request.accelerator,
         "role": request.role.value,
-        "asked": request.asked_at,
+        "asked": request.waiting_since,
         "refusal": request.refusal,
         "history": asdict(supervisor.zone_summary(request.candidate)),
     }

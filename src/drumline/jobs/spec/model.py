@@ -251,8 +251,9 @@ class JobSpec(BaseModel):
     ask: Annotated[int, BeforeValidator(checks.ask)] = Field(
         default=3,
         description="The number of zones to request a slice in at the same time. The first slice "
-        "whose hosts answer runs the job, and the other requests are deleted. A slice that was "
-        "granted too late costs what it costs until it is deleted, usually a few minutes. `1` "
+        "whose hosts answer runs the job, and the other requests are deleted. If a slice that "
+        "costs at least a tenth less is booting, the job waits up to a minute for it. A slice that "
+        "was granted too late costs what it costs until it is deleted, usually a few minutes. `1` "
         "requests in one zone after the other. Default: `3`.",
         examples=[1],
     )
