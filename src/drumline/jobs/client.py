@@ -40,7 +40,7 @@ JobId = str | int
 OnPacking = Callable[[int, int], None]
 """An id, or the name of exactly one job."""
 
-ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+FINAL_STATUSES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 STOP_SECONDS = 15.0
 # The server packs the code before it responds.
 PACK_SECONDS = 600.0
@@ -217,7 +217,7 @@ class Client:
         document = current["spec"] if spec is None else spec.model_dump(mode="json")
         names, values = document.get("secrets") or (), os.environ if environ is None else environ
         body: Json = {"interpreter": sys.executable or None, "allow_large": allow_large}
-        if current["status"] in ENDED:
+        if current["status"] in FINAL_STATUSES:
             body["secrets"] = _secrets(names, values)
         else:  # a job that is being cancelled may be resumed; the server refuses all others
             body["secrets"] = {name: values[name] for name in names if name in values}
@@ -361,7 +361,7 @@ class Client:
                 statuses[job] = str(response["job"]["status"])
                 after = max([after, *(int(event["id"]) for event in response["events"])])
                 left = LONG_POLL_SECONDS if deadline is None else deadline - time.monotonic()
-                if statuses[job] in ENDED or left <= 0:
+                if statuses[job] in FINAL_STATUSES or left <= 0:
                     break
                 wait_seconds = min(left, LONG_POLL_SECONDS)
         return statuses

@@ -171,7 +171,7 @@ class HttpResponse:
         length = self.headers.get("content-length")
         # Bytes left of the body or of its current chunk; None if the connection ends the body.
         self._left = 0 if self._chunked else None if length is None else int(length)
-        self._ended = False
+        self._complete = False
 
     def read(self) -> bytes:
         """Read the rest of the body."""
@@ -179,9 +179,9 @@ class HttpResponse:
 
     def read_some(self, max_bytes: int = 1 << 16) -> bytes:
         """Read the bytes of the body that have arrived, at least one; empty at its end."""
-        if self._chunked and not self._left and not self._ended:
+        if self._chunked and not self._left and not self._complete:
             self._next_chunk()
-        if self._ended or self._left == 0:
+        if self._complete or self._left == 0:
             return b""
         size = max_bytes if self._left is None else min(max_bytes, self._left)
         data = self._file.read1(size)
@@ -201,7 +201,7 @@ class HttpResponse:
         except ValueError:
             raise BadResponse("the response is incomplete") from None
         if not self._left:
-            self._ended = True
+            self._complete = True
 
     def _line(self) -> bytes:
         line = self._file.readline(MAX_LINE)

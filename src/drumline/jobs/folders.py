@@ -138,14 +138,14 @@ def trim_logs(folder: Path, newest: int, max_bytes: int) -> None:
     The first and the last attempts are kept, because they show why a job failed.
     """
     sizes = {}
-    for number in range(1, newest):
-        files = [file for file in (folder / str(number)).glob("host-*") if file.is_file()]
-        sizes[number] = sum(file.stat().st_size for file in files)
-    for number in range(2, newest - 1):
+    for attempt in range(1, newest):
+        files = [file for file in (folder / str(attempt)).glob("host-*") if file.is_file()]
+        sizes[attempt] = sum(file.stat().st_size for file in files)
+    for attempt in range(2, newest - 1):
         if sum(sizes.values()) <= max_bytes:
             return
-        if sizes[number]:
-            shutil.rmtree(folder / str(number), ignore_errors=True)
-            (folder / str(number)).mkdir(parents=True, exist_ok=True)
-            (folder / str(number) / TRIMMED).touch()
-            sizes[number] = 0
+        if sizes[attempt]:
+            shutil.rmtree(folder / str(attempt), ignore_errors=True)
+            (folder / str(attempt)).mkdir(parents=True, exist_ok=True)
+            (folder / str(attempt) / TRIMMED).touch()
+            sizes[attempt] = 0

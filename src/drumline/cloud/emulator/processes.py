@@ -76,11 +76,11 @@ def find_by_environment(text: str) -> list[int]:
     return [pid for pid in all_pids() if text.encode() in process_environment(pid)]
 
 
-def send(pids: Iterable[int], number: signal.Signals) -> None:
+def send(pids: Iterable[int], signum: signal.Signals) -> None:
     """Send a signal to each process that still exists."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+            os.kill(pid, signum)
 
 
 def reap() -> None:

@@ -108,13 +108,13 @@ class _RunningHost:
     async def carry_out(self, order: Order) -> bool:
         """Send an order and wait until it is carried out. Return False if the host ends before."""
         self.sent += 1
-        number = self.sent
+        order_index = self.sent
         try:
             self.pipe.send(order)
         except OSError:
             return False
-        await self._wait_until(lambda: self.acknowledged >= number)
-        return self.acknowledged >= number
+        await self._wait_until(lambda: self.acknowledged >= order_index)
+        return self.acknowledged >= order_index
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition() and not self.closed:

@@ -122,7 +122,7 @@ def run_and_wait(folder: str) -> None:
     orphans = AdoptedOrphans(folder, child)
     while True:
         wait_status = reap(child)
-        ended_at = time.time()
+        exited_at = time.time()
         with contextlib.suppress(Exception):
             first_error.scan()
             growth.update()
@@ -139,8 +139,8 @@ def run_and_wait(folder: str) -> None:
         deadline = time.monotonic() + (3600 if stopping else 60)
         while program_processes(folder) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        ended_at = time.time()
-    record = exit_record(folder, code, ended_at, first_error)
+        exited_at = time.time()
+    record = exit_record(folder, code, exited_at, first_error)
     if code != 0 and not stopping:
         with contextlib.suppress(Exception):
             record.update(chips.after_failure())

@@ -156,11 +156,11 @@ def _group_id(leader: int) -> set[int]:
 # Killing -----------------------------------------------------------------------------------------
 
 
-def send_signal(pids: set[int], number: int) -> None:
+def send_signal(pids: set[int], signum: int) -> None:
     """Send a signal to each process that still exists."""
     for pid in pids:
         with contextlib.suppress(OSError):
-            os.kill(pid, number)
+            os.kill(pid, signum)
 
 
 def terminate(list_processes: Callable[[], set[int]], grace: float) -> int:
@@ -266,8 +266,8 @@ def run_detached(task: Callable[[], None], folder: str, keep: set[int]) -> None:
             os.dup2(null, descriptor)
         close_descriptors(keep)
         # A host that shuts down signals all processes. The waiter must outlive the program.
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
         os.chdir("/")
         task()
     except BaseException as error:
@@ -284,10 +284,10 @@ def exec_program(
     try:
         os.setsid()
         os.umask(0o022)
-        for number in range(1, signal.NSIG):
+        for signum in range(1, signal.NSIG):
             # An ignored signal stays ignored in the program, which could then not catch SIGTERM.
             with contextlib.suppress(OSError, ValueError):
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(signum, signal.SIG_DFL)
         # When memory runs out, the kernel should kill the program before sshd and the waiter.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("300")

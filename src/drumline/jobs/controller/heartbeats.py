@@ -116,9 +116,9 @@ def _parse_number(text: str) -> int | float | str:
     digits = text.replace(",", "")
     if len(digits) > _MAX_DIGITS:
         return text
-    for number_type in (int, float):
+    for value_type in (int, float):
         try:
-            return number_type(digits)
+            return value_type(digits)
         except ValueError:
             continue
     return text
@@ -387,7 +387,7 @@ def plottable_metrics(heartbeat: Mapping[str, object]) -> dict[str, float]:
     """Return the numbers of a heartbeat that can be plotted."""
     metrics: dict[str, float] = {}
     for name, value in heartbeat.items():
-        number = None if name in _NOT_PLOTTED else to_number(value)
-        if number is not None:
-            metrics[name] = number
+        metric = None if name in _NOT_PLOTTED else to_number(value)
+        if metric is not None:
+            metrics[name] = metric
     return metrics

@@ -284,5 +284,7 @@ class HealthMonitor:
                     f"the cloud calls it unhealthy: {reason}",
                     proof=EvidenceType.HEALTH_SOURCE,
                 )
-                number = job.attempt.number if job.attempt else 0
-                self._host_history.record_failure(cause, report.identity, placement, job.id, number)
+                attempt = job.attempt.number if job.attempt else 0
+                self._host_history.record_failure(
+                    cause, report.identity, placement, job.id, attempt
+                )

@@ -108,7 +108,7 @@ class JobOutputs:
         record = self._records.get(job_id)
         if record is None:
             return
-        began_at, wall_time = self._clock(), self._wall()
+        started_at, wall_time = self._clock(), self._wall()
         folder, max_bytes = self._folders.outputs(job_id), self._config.output_bytes
         target = OutputTarget(folder, self._drafts, max_bytes)
         seconds = self._config.timeouts.outputs
@@ -128,7 +128,7 @@ class JobOutputs:
             )
         if job_id in self._records:
             summary = summarize(result, str(folder))
-            self._copies[job_id] = OutputsCopy(began_at, self._clock(), summary)
+            self._copies[job_id] = OutputsCopy(started_at, self._clock(), summary)
             self._newest[job_id] = result
         elif not folder.exists():
             return  # the job has ended without outputs, or its user has deleted them

@@ -64,7 +64,7 @@ class ZonePolls:
     errors: dict[str, str] = field(default_factory=dict)
     """The reason why the last poll failed, by zone."""
     _newest: dict[str, ZonePoll] = field(default_factory=dict)
-    _began_at: dict[str, float] = field(default_factory=dict)
+    _started_at: dict[str, float] = field(default_factory=dict)
     """The time when the last poll began, successful or not, by zone."""
     _failures: dict[str, int] = field(default_factory=dict)
     """The number of consecutive polls that failed, by zone."""
@@ -83,7 +83,7 @@ class ZonePolls:
         now = self.clock()
         due = [zone for zone in zones if now >= self._due_at.get(zone, 0.0)]
         self._due_at.update({zone: now + self._pause(zone) for zone in due})
-        self._began_at.update(dict.fromkeys(due, now))
+        self._started_at.update(dict.fromkeys(due, now))
         self._requested.clear()
         return due
 
@@ -103,7 +103,7 @@ class ZonePolls:
         """Bring the next poll of a zone forward, because something changed there."""
         failing = zone in self._failures
         pause = self._pause(zone) if failing else SHORTEST_PAUSE * self.interval
-        earliest = self._began_at.get(zone, 0.0) + pause
+        earliest = self._started_at.get(zone, 0.0) + pause
         self._due_at[zone] = min(self._due_at.get(zone, 0.0), earliest)
         self._requested.add(zone)
 
@@ -117,14 +117,14 @@ class ZonePolls:
 
         `operations` are the create operations of placements that were not ready yet.
         """
-        began_at, operations = self.clock(), operations or {}
-        expected = [name for name in expected if self._accepted_at.get(name, 0.0) < began_at]
+        started_at, operations = self.clock(), operations or {}
+        expected = [name for name in expected if self._accepted_at.get(name, 0.0) < started_at]
         try:
             placements = {listed.name: listed for listed in await self.cloud.placements(zone)}
         except CloudError as error:
             self.errors[zone] = self.cloud.explain(error, zone).text
             self._failures[zone] = self._failures.get(zone, 0) + 1
-            self._due_at[zone] = max(self._due_at.get(zone, 0.0), began_at + self._pause(zone))
+            self._due_at[zone] = max(self._due_at.get(zone, 0.0), started_at + self._pause(zone))
             return None
         missing = [name for name in expected if name not in placements]
         created = {name: operations[name] for name in missing if name in operations}
@@ -142,15 +142,15 @@ class ZonePolls:
                 placements[name] = listed
         for name in expected:
             if name in placements and placements[name].maintenance:
-                self._maintenance[name] = (began_at, placements[name].maintenance)
+                self._maintenance[name] = (started_at, placements[name].maintenance)
         self.errors.pop(zone, None)
         self._failures.pop(zone, None)
         newest = self._newest.get(zone)
         poll = ZonePoll(
-            zone, began_at, placements, frozenset(unknown), frozenset(creating), refused
+            zone, started_at, placements, frozenset(unknown), frozenset(creating), refused
         )
         # Of two concurrent polls, the one that began last is newer, whichever ends last.
-        if newest is None or newest.at <= began_at:
+        if newest is None or newest.at <= started_at:
             self._newest[zone] = poll
         return poll
 

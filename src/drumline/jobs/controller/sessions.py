@@ -119,14 +119,14 @@ class Sessions:
         """Connect to the hosts and run the current attempt on them."""
         key = attempt_key(record.job)
         assert key is not None
-        job_id, number = key
+        job_id, attempt = key
         self._sessions[key] = session = self._runner.session(
             build_program(
-                record, number, placement, self._folders, self._mean_life(placement.candidate)
+                record, attempt, placement, self._folders, self._mean_life(placement.candidate)
             ),
             placement.name,
             hosts,
-            logs=self._folders.logs(job_id, number),
+            logs=self._folders.logs(job_id, attempt),
             log_limit=self._config.log_limit(placement.hosts),
             clock=self._clock,
             admit=self._admission(record, placement),
@@ -269,8 +269,8 @@ class AttemptRunner:
             self._start_listening((job_id, attempt.number), placement.zone)
 
     def _start_listening(self, key: AttemptKey, zone: str) -> None:
-        job_id, number = key
-        self._tasks.start(f"listen {job_id}/{number}", lambda: self._listen(key, zone), job_id)
+        job_id, attempt = key
+        self._tasks.start(f"listen {job_id}/{attempt}", lambda: self._listen(key, zone), job_id)
 
     async def _listen(self, key: AttemptKey, zone: str) -> None:
         """Wake the supervisor when a host's state changes, and poll its zone soon.

@@ -151,10 +151,10 @@ class Supervisor:
         await repack_old_archives(self.records, self.folders.code, self.change)
         while True:
             self._wake.clear()
-            began_at, run_now = self._clock(), self.tasks.run_now
+            round_started_at, run_now = self._clock(), self.tasks.run_now
             if self.tasks.disk_error:
                 run_now("writing", self._try_to_write)
-            run_now("reading releases", partial(self.releases.begin_round, began_at))
+            run_now("reading releases", partial(self.releases.begin_round, round_started_at))
             run_now("polling zones", partial(self.zones.start_polls, self.tasks))
             run_now("releasing slices", self._release_slices)
             run_now("pruning", self._prune)
@@ -162,20 +162,20 @@ class Supervisor:
                 run_now("health", partial(self._health_monitor.start_if_due, self.tasks))
             run_now("writing metrics", self.heartbeats.save)
             self._availability.begin_round(record.job for record in self.records.values())
-            for number, job_id in enumerate(list(self.records)):
+            for index, job_id in enumerate(list(self.records)):
                 run_now(f"deciding {job_id}", partial(self._decide_on, job_id), job_id)
-                if number % JOBS_PER_BATCH == JOBS_PER_BATCH - 1:
+                if index % JOBS_PER_BATCH == JOBS_PER_BATCH - 1:
                     await asyncio.sleep(0)
             async with self.changed:
                 self.changed.notify_all()
-            await self._wait(began_at)
+            await self._wait(round_started_at)
 
     def _try_to_write(self) -> None:
         self.store.check_writable()
         self.host_history.save_unsaved()
         self.tasks.disk_recovered()
 
-    async def _wait(self, began_at: float) -> None:
+    async def _wait(self, round_started_at: float) -> None:
         """Wait until something changes or is due, after a round that began at that time."""
         await asyncio.sleep(ROUND_PAUSE)
         waits = (self.polls.next_due(), self.tasks.next_retry())
@@ -186,7 +186,7 @@ class Supervisor:
                 await self._wake.wait()
         except TimeoutError:
             pass
-        overslept = self._clock() - began_at - planned
+        overslept = self._clock() - round_started_at - planned
         if overslept > self.config.timeouts.silence / 4:
             # The machine slept or was too busy to listen, so silence of the hosts means nothing.
             log.info("this server did not run for %.0f s; host timeouts start again", overslept)

@@ -38,8 +38,8 @@ def restart_uncounted(job: Job, reason: EndReason, now: float, timeouts: Timeout
     On a slice that is being preempted, `running` waits for the preemption instead.
     """
     attempt = current_attempt(job)
-    began_at = attempt.started_at if attempt.running_at is None else attempt.running_at
-    departures = 1 if now - began_at > BACKOFF_LIMIT else job.departures + 1
+    running_at = attempt.started_at if attempt.running_at is None else attempt.running_at
+    departures = 1 if now - running_at > BACKOFF_LIMIT else job.departures + 1
     job = replace(
         job,
         attempt=None,

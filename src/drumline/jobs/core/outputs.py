@@ -70,8 +70,8 @@ def _next_copy(attempt: Attempt, observations: Observations, timeouts: Timeouts)
     pause = NOTICE_INTERVAL if notice else timeouts.outputs_interval
     copy = observations.outputs
     if copy is None:
-        began_at = attempt.sent_at if attempt.running_at is None else attempt.running_at
-        return (began_at or 0.0) + pause
+        running_at = attempt.sent_at if attempt.running_at is None else attempt.running_at
+        return (running_at or 0.0) + pause
     if notice:
         return copy.ended_at + pause
     return copy.ended_at + max(pause, (copy.ended_at - copy.began_at) * (1 / MAX_SHARE - 1))

@@ -119,7 +119,7 @@ def stream_logs(service: "JobService", job_id: str, query: LogQuery) -> AsyncIte
         first = _last_with_output(folder, query.host, latest)
         if first < latest:
             note = f" (attempt {latest} has no output)"
-    hosts = max(_host_count(job, number, folder / str(number)) for number in {first, last})
+    hosts = max(_host_count(job, attempt, folder / str(attempt)) for attempt in {first, last})
     if query.host != "all" and int(query.host) >= hosts:
         existing = "only host 0" if hosts == 1 else f"hosts 0 to {hosts - 1}"
         raise RequestError(f"host: {job.id} has no host {int(query.host)}; it has {existing}", 404)

@@ -312,7 +312,7 @@ class JobService:
             )
         packing = packing_fields(archive)
         settings = spec.slice_settings.over(self.supervisor.config.slice_settings)
-        plan = views.plan_lines(spec, choices, archive, settings, self.supervisor.prices)
+        plan = views.render_plan(spec, choices, archive, settings, self.supervisor.prices)
         notes = [*packing_notes(packing), *start_lines, *warnings]
         return {"lines": [*plan, *notes]} | packing
 

@@ -243,13 +243,13 @@ class Store:
         ).fetchone()
         return int(row["value"])
 
-    def skip_fence_to(self, number: int) -> None:
+    def skip_fence_to(self, fence: int) -> None:
         """Make the next fencing number greater than this one."""
-        if number:
+        if fence:
             self._db.execute(
                 "INSERT INTO meta VALUES ('fence', :number) ON CONFLICT (key) DO UPDATE"
                 " SET value = :number WHERE CAST(value AS INTEGER) < CAST(:number AS INTEGER)",
-                {"number": str(number)},
+                {"number": str(fence)},
             )
 
     def check_writable(self) -> None:
