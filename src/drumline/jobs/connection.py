@@ -1,7 +1,7 @@
 """Calls to the server by HTTP over its Unix socket. The first call starts the server if needed.
 
 This module imports only the standard library, because every command loads it. Its HTTP client is
-small: that of the standard library imports mail headers and TLS, a tenth of a command's time.
+small: the client of the standard library imports mail headers and TLS, a tenth of a command's time.
 """
 
 import json
@@ -399,7 +399,7 @@ class ServerConnection:
             self._warn_of_silence = None
 
     def _warn_of_pause(self, connection: HttpConnection, seconds: float) -> None:
-        """Warn once if the server was paused in the middle of a response. Nothing of it is lost."""
+        """Warn once if the server was paused in the middle of a response, which stays complete."""
         del seconds
         pid = connection.paused_server()
         if pid is not None and self._warn_of_silence:
@@ -510,7 +510,7 @@ class ServerConnection:
                         child = self._spawn(log)
                     elif code == 0:
                         # This server exited because another one has the lock. If that one is
-                        # exiting, none will listen, so wait and try again.
+                        # exiting, none will listen, so wait and retry.
                         time.sleep(0.2)
                         child = None
                     time.sleep(0.02)
@@ -588,7 +588,7 @@ def _send_chunks(head: bytes, source: BinaryIO, sock: socket.socket, window: _Wi
             sock.sendall(b"%x\r\n%b\r\n" % (len(data), data))
         sock.sendall(b"0\r\n\r\n")
     except OSError:
-        return  # the response has ended and the connection is closed
+        return  # the response is complete and the connection is closed
 
 
 def _pause_message(pid: int) -> str:
