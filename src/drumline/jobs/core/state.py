@@ -441,8 +441,8 @@ class Timeouts:
     """Wait from the grant of a slice to READY with all addresses. Large slices boot within 20
     minutes. Slices whose creation or repair failed stay in these states and use quota for ever."""
     deleting: float = 1800.0
-    """Wait for the deletion of a slice, which takes minutes, but may take days. After this wait,
-    the job continues elsewhere, if the old program has exited or can no longer write checkpoints."""
+    """Wait for the deletion of a slice, which takes minutes or, rarely, days. After this wait,
+    the job continues elsewhere, if the old program has exited or cannot write checkpoints."""
     silence: float = 90.0
     """Silence of a host after which its slice counts as lost if the cloud no longer reports it as
     READY."""
