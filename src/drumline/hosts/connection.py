@@ -31,7 +31,7 @@ base64 adds a third."""
 SEND_BYTES = 1 << 18
 """The bytes of a file that are read and sent at once."""
 CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
-"""The ciphers to prefer: most processors compute them several times faster than the others."""
+"""The ciphers to prefer: most processors compute them several times faster than other ciphers."""
 
 
 class AgentError(HostError):
@@ -39,11 +39,11 @@ class AgentError(HostError):
 
 
 class ConnectionLost(HostError):
-    """The connection ended before the command, whose exit code is unknown."""
+    """The connection closed before the end of the command, whose exit code is unknown."""
 
 
 class ProxyFailed(HostError):
-    """The proxy command ended without a connection. The text has the last line of its errors."""
+    """The proxy command exited without a connection. The text has the last line of its errors."""
 
 
 class HostKeyChanged(HostError):
@@ -128,7 +128,7 @@ class _HostKeyCheck(asyncssh.SSHClient):
 
 
 PROXY_EXIT_SECONDS = 0.5
-"""Seconds to wait for the exit status of a proxy command after its connection has ended."""
+"""Seconds to wait for the exit status of a proxy command after its connection has closed."""
 MAX_PROXY_ERROR = 300
 _ERROR_LINE = re.compile(r"(?:error|fatal)\b", re.IGNORECASE)
 
@@ -167,7 +167,7 @@ class _Proxy:
         return cls(command[0], process, errors), local
 
     async def error(self) -> ProxyFailed:
-        """End the command. Return why there is no connection, in its own words."""
+        """End the command. Return why there is no connection, with the command's own error."""
         with contextlib.suppress(TimeoutError):
             # It closes the socket shortly before it exits.
             await asyncio.wait_for(self._process.wait(), PROXY_EXIT_SECONDS)
@@ -441,7 +441,7 @@ def check_archive(path: Path) -> None:
 
 
 def check_interpreter(path: Path) -> None:
-    """Raise UnusableFileError if the Python of a job on the emulator is gone."""
+    """Raise UnusableFileError if the Python of a job on the emulator no longer exists."""
     if not os.access(path, os.X_OK):
         raise UnusableFileError(
             f"the Python that created this job, {path}, is no longer on this machine; "

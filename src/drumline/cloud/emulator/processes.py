@@ -84,7 +84,7 @@ def send(pids: Iterable[int], signum: signal.Signals) -> None:
 
 
 def reap() -> None:
-    """Reap all children that have ended."""
+    """Reap all exited children."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -119,7 +119,7 @@ def output_file(pid: int) -> Path | None:
 
 
 def command_line(pid: int) -> str:
-    """Return the command line of a process, or an empty text if it has ended."""
+    """Return the command line of a process; empty if it has exited."""
     with contextlib.suppress(OSError):
         return (
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -143,7 +143,7 @@ class RunningHosts:
         self._ending: set[int] = set()
 
     def remove_leftovers(self) -> None:
-        """End the hosts of an earlier emulator in this home, and remove their disks."""
+        """End the hosts of a previous emulator in this home, and remove their disks."""
         variable = f"DRUMLINE_HOST_TAG={self._settings.tag}"
         processes.kill_all(lambda: processes.find_by_environment(variable), timeout=5.0)
         remove_tree(self._settings.hosts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from drumline.chips import LOCAL_ZONES, Slice, slices, zone_offers
 from drumline.cloud.model.resources import NodeSpec
 
-# A user who keeps a bad slice, so that it is not assigned again, needs a second one.
+# A user who keeps a bad slice, so that it is not reassigned, needs a second slice.
 _SLICES_PER_POOL = 2
 
 

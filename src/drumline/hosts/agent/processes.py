@@ -30,7 +30,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def all_pids() -> Iterator[int]:
-    """Yield the ids of all processes; nothing on a system without /proc."""
+    """Yield the ids of all processes; none on a system without /proc."""
     if HAS_PROC:
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -38,7 +38,7 @@ def all_pids() -> Iterator[int]:
 
 
 def process_stat(pid: int) -> tuple[str, int, int, int, int] | None:
-    """Return state, group, session, start time and parent of a process; None if it has ended."""
+    """Return state, group, session, start time and parent of a process; None if it has exited."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -48,9 +48,9 @@ def process_stat(pid: int) -> tuple[str, int, int, int, int] | None:
 
 
 def process_environment(pid: int) -> bytes:
-    """Return the environment that a process was started with, each variable ended by a NUL.
+    """Return the environment that a process was started with, with a NUL after each variable.
 
-    The result is empty if the process has ended or belongs to another user.
+    The result is empty if the process has exited or belongs to a different user.
     """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -199,7 +199,7 @@ def adopt_orphans() -> None:
 
 
 def reap(leader: int) -> int | None:
-    """Reap every child that has ended. Return the leader's wait status if it is among them."""
+    """Reap every exited child. Return the leader's wait status if the leader is among them."""
     leader_status = None
     while True:
         try:
