@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from drumline.cli.rendering.text import display_width
-from drumline.cli.rendering.views import list_lines, summary_line
+from drumline.cli.rendering.views import render_list, summary_line
 from drumline.jobs.server.views import unreadable
 from drumline.jobs.store.records import UnreadableJob
 
@@ -83,7 +83,7 @@ def test_list_passes_on_its_filters(server: Any, drumline: Run) -> None:
 
 def test_an_unreadable_job_is_listed(a_job: Make) -> None:
     aside = UnreadableJob("000007", "lab", "bad", "choices: field required")
-    line = list_lines([a_job(), unreadable(aside)])[2]
+    line = render_list([a_job(), unreadable(aside)])[2]
     assert line.split()[:3] == ["000007", "lab", "bad"]
     assert "UNREADABLE" in line
     assert line.endswith("its row cannot be read: choices: field required")
@@ -108,20 +108,20 @@ def test_names_are_sanitized(
 
 
 def test_emulated_slices_have_no_price(a_job: Make) -> None:
-    assert list_lines([a_job(cost_per_hour=None)])[-1] == "1 slice held, 64 chips"
+    assert render_list([a_job(cost_per_hour=None)])[-1] == "1 slice held, 64 chips"
 
 
 def test_long_names_are_truncated_on_a_terminal_only(a_job: Make) -> None:
     long = a_job(name="x" * 80, reason="y" * 80)
-    assert "x" * 80 in list_lines([long])[1]
+    assert "x" * 80 in render_list([long])[1]
     # 150 columns have space for the notes; 110 are too few for the other columns.
-    assert max(map(display_width, list_lines([long], columns=150)[:2])) <= 150
-    assert "x" * 11 + "…" in list_lines([long], columns=110)[1]
+    assert max(map(display_width, render_list([long], columns=150)[:2])) <= 150
+    assert "x" * 11 + "…" in render_list([long], columns=110)[1]
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 120])
 def test_a_list_fits_its_terminal(afternoon: list[dict[str, Any]], columns: int) -> None:
-    lines = list_lines(afternoon, columns=columns)
+    lines = render_list(afternoon, columns=columns)
     assert max(map(display_width, lines)) <= columns
     assert lines[0].startswith("JOB ID")
     assert "STATUS" in lines[0]
@@ -130,7 +130,7 @@ def test_a_list_fits_its_terminal(afternoon: list[dict[str, Any]], columns: int)
 def test_a_list_of_80_columns_has_status_and_note(
     afternoon: list[dict[str, Any]],
 ) -> None:
-    heading, running, waiting, *_ = list_lines(afternoon, columns=80)
+    heading, running, waiting, *_ = render_list(afternoon, columns=80)
     assert heading.split() == ["JOB", "ID", "NAME", "STATUS", "PROGRESS", "NOTE"]
     assert "18,400/50,000  41.2 % MFU" in running
     assert "WAITING" in waiting
@@ -140,9 +140,9 @@ def test_a_list_of_80_columns_has_status_and_note(
 def test_colour_changes_no_text(afternoon: list[dict[str, Any]]) -> None:
     from drumline.cli.rendering.text import sanitize
 
-    coloured = list_lines(afternoon, colour=True)
+    coloured = render_list(afternoon, colour=True)
     assert "\x1b[32m" in coloured[1]
-    assert [sanitize(line) for line in coloured] == list_lines(afternoon)
+    assert [sanitize(line) for line in coloured] == render_list(afternoon)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_the_note_of_a_failed_job_has_each_count_once(
     a_job: Make, changes: dict[str, Any], note: str
 ) -> None:
     failed = a_job(status="FAILED", **{"preemptions": 0, "progress": None, **changes})
-    assert list_lines([failed])[1].endswith(f"–         {note}")
+    assert render_list([failed])[1].endswith(f"–         {note}")
 
 
 def listed(lines: list[str]) -> list[str]:
@@ -191,8 +191,8 @@ def mixed(a_job: Make) -> list[dict[str, Any]]:
 
 def test_active_jobs_come_first_and_then_the_newest_ended_ones(mixed: list[dict[str, Any]]) -> None:
     order = ["000002", "000004", "000005", "000006", "000003", "000001"]
-    assert listed(list_lines(mixed)) == order
-    assert listed(list_lines(mixed, columns=200, rows=7)) == order[:4]
+    assert listed(render_list(mixed)) == order
+    assert listed(render_list(mixed, columns=200, rows=7)) == order[:4]
 
 
 def test_watch_puts_active_jobs_first(
@@ -215,7 +215,7 @@ def test_watch_puts_active_jobs_first(
 
 def test_a_short_terminal_gets_the_first_jobs_and_the_summary(a_job: Make) -> None:
     jobs = [a_job(f"{n:06}") for n in range(1, 31)]
-    lines = list_lines(jobs, columns=200, rows=10)
+    lines = render_list(jobs, columns=200, rows=10)
     assert len(lines) == 10
     assert lines[-2] == "… and 23 more"
     assert lines[-1].startswith("30 slices held")

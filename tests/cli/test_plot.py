@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from drumline.cli.rendering.plot import Drawing, chart_lines, draw, svg, ticks
+from drumline.cli.rendering.plot import Drawing, draw, render_chart, svg, ticks
 from drumline.cli.rendering.text import display_width, sanitize
 
 Run = Callable[..., int]
@@ -68,11 +68,11 @@ def test_a_plot_counts_the_attempts_that_reported_no_step(history: dict[str, Any
     assert drawing.notes[:4] == ("5 attempts", "2 preempted", "1 stuck", "1 set-up failed")
     assert len(drawing.interruptions) == 2, "only attempts with steps have a place"
     history["points"] = [point for point in history["points"] if point["attempt"] == 1]
-    assert "5 attempts" in chart_lines(draw(history, None), columns=80, rows=20)[-1]
+    assert "5 attempts" in render_chart(draw(history, None), columns=80, rows=20)[-1]
 
 
 def test_a_chart_has_axes_curves_and_interruptions(history: dict[str, Any]) -> None:
-    lines = chart_lines(draw(history, None), columns=80, rows=20)
+    lines = render_chart(draw(history, None), columns=80, rows=20)
     assert len(lines) <= 20
     assert max(map(display_width, lines)) <= 80
     body = lines[1:-3]
@@ -93,16 +93,16 @@ def dots(text: str) -> list[int]:
 
 def test_colour_changes_no_character_of_a_chart(history: dict[str, Any]) -> None:
     drawing = draw(history, None)
-    coloured = chart_lines(drawing, columns=80, rows=20, colour=True)
+    coloured = render_chart(drawing, columns=80, rows=20, colour=True)
     assert any("\x1b[36m" in line for line in coloured)
     assert any("\x1b[34m" in line for line in coloured)
-    plain = chart_lines(drawing, columns=80, rows=20)
+    plain = render_chart(drawing, columns=80, rows=20)
     assert [sanitize(line).rstrip() for line in coloured] == plain
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(40, 10), (300, 60), (1, 1)])
 def test_a_chart_fits_any_terminal(history: dict[str, Any], columns: int, rows: int) -> None:
-    assert chart_lines(draw(history, None), columns, rows)
+    assert render_chart(draw(history, None), columns, rows)
 
 
 def shapes(drawing: Drawing, kind: str) -> list[ElementTree.Element]:
@@ -148,7 +148,7 @@ def test_any_metrics_can_be_drawn(history: dict[str, Any], losses: list[float | 
         for n, metrics in enumerate(reports)
     ]
     drawing = draw(history, "loss")
-    assert dots("".join(chart_lines(drawing, 80, 20)))
+    assert dots("".join(render_chart(drawing, 80, 20)))
     curves = [one for one in shapes(drawing, "path") if one.get("stroke-width")]
     assert shapes(drawing, "circle") or curves
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drumline.cli.rendering.show import show_lines
+from drumline.cli.rendering.show import render_job
 
 Run = Callable[..., int]
 Make = Callable[..., dict[str, Any]]
@@ -64,7 +64,7 @@ def failed(a_job: Make, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_show_prints_cause_attempts_and_next_steps(failed: dict[str, Any]) -> None:
-    assert show_lines(failed, now=NOON + 60 * 200) == [
+    assert render_job(failed, now=NOON + 60 * 200) == [
         "000007 moe-small · FAILED after 3 failures of the program",
         "cause    host 1 of 4, first to fail, 0.8 s before the others:",
         "         train.py:214  ValueError: batch 250 does not divide by 8 devices",
@@ -86,7 +86,7 @@ def test_show_prints_cause_attempts_and_next_steps(failed: dict[str, Any]) -> No
 def test_show_prints_how_long_a_failed_job_keeps_its_slice(failed: dict[str, Any]) -> None:
     kept = {"name": "dl-ab-000007-1", "zone": "us-east1-d", "state": "ready", "kept_for": 250.0,
             "held_since": NOON + 60 * 150, "per_hour": 3.1}  # fmt: skip
-    lines = show_lines(failed | {"slice": kept, "chips_held": 4}, now=NOON + 60 * 153)
+    lines = render_job(failed | {"slice": kept, "chips_held": 4}, now=NOON + 60 * 153)
     assert lines[-2] == (
         "slice    dl-ab-000007-1 in us-east1-d, ready, held for 3 min,"
         " kept until 14:37 for a resume, about $3.10 an hour"
@@ -101,7 +101,7 @@ def test_show_prints_the_message_of_a_failure_once(failed: dict[str, Any]) -> No
     for attempt in failed["attempts"]:
         attempt["detail"] = f"program failed on host 1 of 4: {error}"
     failed["attempts"][1]["detail"] = "program failed on host 0 of 4: killed by SIGKILL"
-    lines = show_lines(failed, now=NOON + 60 * 200)
+    lines = render_job(failed, now=NOON + 60 * 200)
     text = "\n".join(lines)
     assert text.count("ValueError: no") == 1
     assert lines[1:5] == [
@@ -125,7 +125,7 @@ def test_the_last_lines_leave_out_what_libraries_print_in_every_program(
     removed = "For simplicity, JAX has removed its internal frames from the traceback of the"
     tail = [*12 * [f"{gloo} : 1"], "resumed from 180", "ValueError: no", "-" * 20, removed]
     failed["cause"] |= {"error": error, "tail": tail}
-    lines = show_lines(failed, now=NOON + 60 * 200)
+    lines = render_job(failed, now=NOON + 60 * 200)
     assert lines[2:5] == [
         f"         {error}",
         "         its last lines:",
@@ -138,7 +138,7 @@ def test_the_headline_of_a_restarting_job_leaves_the_error_to_the_cause(a_job: M
     cause = {"host": 0, "hosts": 1, "error": "ValueError: no", "tail": [], "kind": "program failed"}
     reason = "program failed on host 0 of 1: ValueError: no; starting again"
     job = a_job(status="RECOVERING", cause=cause, reason=reason, preemptions=0, failures=1)
-    lines = show_lines(job, now=NOON)
+    lines = render_job(job, now=NOON)
     assert "program failed on host 0 of 1; starting again · 1 failure" in lines[0]
     assert "\n".join(lines).count("ValueError: no") == 1
 
@@ -153,7 +153,7 @@ def test_show_prints_hosts_and_slice_of_a_running_job(a_job: Make) -> None:
                "held_since": NOON, "per_hour": 103.04},
         events=[{"id": n, "time": NOON + n, "kind": "run", "text": f"t{n}"} for n in range(9)],
     )  # fmt: skip
-    text = "\n".join(show_lines(job, now=NOON + 7800))
+    text = "\n".join(render_job(job, now=NOON + 7800))
     assert "RUNNING · step 18,400/50,000 · 41.2 % MFU · 3 preemptions" in text
     assert "hosts    15 of 16 running\n         host 3 connecting: connection refused" in text
     assert "dl-ab-000004-1 in us-central2-b, ready, held for 2 h 10 min, about $103 an hour" in text
@@ -169,11 +169,11 @@ def test_show_prints_slices_held_back_and_their_price(a_job: Make) -> None:
         {"name": "dl-ab-000004-1", "zone": "us-central2-b", "per_hour": 5.15},
         {"name": "dl-ab-000004-2", "zone": "local-a", "per_hour": None},
     ]
-    text = "\n".join(show_lines(a_job(parked=parked), now=NOON))
+    text = "\n".join(render_job(a_job(parked=parked), now=NOON))
     first = "dl-ab-000004-1 in us-central2-b, has a bad host, held back until another slice runs"
     assert f"held     {first}, about $5.15 an hour\n" in text
     assert "dl-ab-000004-2 in local-a, has a bad host, held back until another slice runs\n" in text
-    assert "held back" not in "\n".join(show_lines(a_job(), now=NOON))
+    assert "held back" not in "\n".join(render_job(a_job(), now=NOON))
 
 
 def test_show_prints_every_request_of_a_waiting_job(a_job: Make) -> None:
@@ -184,14 +184,14 @@ def test_show_prints_every_request_of_a_waiting_job(a_job: Make) -> None:
         request | {"name": "r-3", "zone": "local-b", "role": "requested", "refusal": "no login"},
     ]
     job = a_job(status="WAITING", requests=requests, slice={"name": "r-2", "zone": "local-a"})
-    text = "\n".join(show_lines(job, now=NOON))
+    text = "\n".join(render_job(job, now=NOON))
     assert "slice    v4-16 in us-central2-b, requested 2 min ago: no capacity yet\n" in text
     assert "v4-16 in local-a, requested 2 min ago: granted, its hosts boot\n" in text
     assert "v4-16 in local-b, requested 2 min ago: no login\n" in text
 
 
 def test_show_prints_the_cost_of_slices_that_were_granted_too_late(a_job: Make) -> None:
-    text = "\n".join(show_lines(a_job(cost=4.0, cost_lost=1.0, cost_unused=0.25), now=NOON))
+    text = "\n".join(render_job(a_job(cost=4.0, cost_lost=1.0, cost_unused=0.25), now=NOON))
     assert "cost     $4.00, of it $1.00 lost so far, $103 an hour now; $0.25 for slices" in text
 
 
@@ -201,7 +201,7 @@ def test_show_prints_progress_and_metrics(a_job: Make) -> None:
     course = {"step": 18400, "stepped_at": NOON, "saved_at": NOON - 125}
     attempt = {"number": 1, "zone": "us-central2-b", "started": NOON - 9000, "ended": None,
                "outcome": None, "detail": None, "hosts": [], "course": course}  # fmt: skip
-    lines = show_lines(a_job(progress=progress, attempts=[attempt]), now=NOON)
+    lines = render_job(a_job(progress=progress, attempts=[attempt]), now=NOON)
     assert lines[1:3] == [
         "progress step 18,400/50,000 · loss 2.312 · 9.8k images/s · MFU 41.2 % · goodput 93 %",
         "         last checkpoint: step 18,000, 2 min 5 s ago",
@@ -211,7 +211,7 @@ def test_show_prints_progress_and_metrics(a_job: Make) -> None:
 def test_show_prints_result_and_duration(a_job: Make) -> None:
     progress = {"step": 300, "total": 300, "result": "test accuracy 97.1 %\n\x1b[2Jidentical: yes"}
     ended = {"status": "SUCCEEDED", "ended": 1_700_000_048.0, "preemptions": 1, "steps_again": 1}
-    lines = show_lines(a_job(progress=progress, **ended), now=NOON)
+    lines = render_job(a_job(progress=progress, **ended), now=NOON)
     assert lines[:4] == [
         "000004 llama-1b · SUCCEEDED in 48 s · 1 preemption · 1 step repeated",
         "progress step 300/300",
@@ -227,7 +227,7 @@ def test_an_error_that_earlier_attempts_had_is_printed_once(failed: dict[str, An
         attempt |= {"detail": f"on host {number} of 4: {error}"}
     failed["attempts"].insert(1, failed["attempts"][0] | {"outcome": "preempted", "detail": "x"})
     failed["attempts"].append(failed["attempts"][1])
-    lines = show_lines(failed, now=NOON + 60 * 200)
+    lines = render_job(failed, now=NOON + 60 * 200)
     texts = [line.partition(" → 14:")[2][4:] for line in lines if " → 14:" in line]
     assert texts == [
         f"program failed on host 0 of 4: {error}",
@@ -242,7 +242,7 @@ def test_show_prints_since_when_a_program_was_stuck(failed: dict[str, Any]) -> N
     course = {"step": 151, "stepped_at": NOON + 60 * 122}
     failed["attempts"][0] |= {"outcome": "stuck", "detail": "stuck: no step", "course": course}
     failed["attempts"][2] |= {"outcome": "stuck", "detail": "stuck: no step", "course": None}
-    text = "\n".join(show_lines(failed, now=NOON + 60 * 200))
+    text = "\n".join(render_job(failed, now=NOON + 60 * 200))
     assert "14:02 → 14:09  no step since 14:02 (step 151): stuck, restarted" in text
     assert "14:31 → 14:33  no step since its start: stuck, ended" in text
     assert "FAILED after 3 failures of the program" in text
@@ -256,15 +256,15 @@ def test_lost_cost_is_printed_if_known(
     failed: dict[str, Any], lost: float | None, message: str
 ) -> None:
     failed["cost_lost"] = lost
-    assert f"cost     {message}" in show_lines(failed, now=NOON)
+    assert f"cost     {message}" in render_job(failed, now=NOON)
 
 
 def test_a_job_with_many_attempts_shows_the_first_and_the_last(failed: dict[str, Any]) -> None:
     one = failed["attempts"][0]
     failed["attempts"] = [one | {"number": n} for n in range(1, 101)]
-    lines = [line[9:] for line in show_lines(failed, now=NOON) if "program failed on" in line]
+    lines = [line[9:] for line in render_job(failed, now=NOON) if "program failed on" in line]
     assert [int(line.split()[0]) for line in lines] == [1, 2, 3, *range(92, 101)]
-    assert any("88 attempts more" in line for line in show_lines(failed, now=NOON))
+    assert any("88 attempts more" in line for line in render_job(failed, now=NOON))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_job_with_many_attempts_shows_the_first_and_the_last(failed: dict[str,
     ],
 )
 def test_each_status_has_its_text(a_job: Make, changes: dict[str, Any], message: str) -> None:
-    assert message in "\n".join(show_lines(a_job(**changes), now=1_700_000_100.0))
+    assert message in "\n".join(render_job(a_job(**changes), now=1_700_000_100.0))
 
 
 def test_show_takes_a_short_id_and_prints_json(
@@ -330,10 +330,10 @@ def test_the_cost_of_emulated_slices_is_not_the_cost(a_job: Make) -> None:
     assert (
         "cost     would be $1.20, of it $0.30 lost so far, $3.69 an hour now, on Google at prices"
         " of us-central2-b"
-    ) in show_lines(job, now=NOON)
+    ) in render_job(job, now=NOON)
     held = job | {"slice": {"name": "dl-1", "zone": "local-a", "per_hour": None}}
     expected = "slice    dl-1 in local-a, would be about $3.69 an hour on Google"
-    assert expected in show_lines(held, now=NOON)
+    assert expected in render_job(held, now=NOON)
 
 
 @pytest.mark.parametrize(
@@ -348,4 +348,4 @@ def test_failures_name_their_stage(a_job: Make, outcomes: list[str], message: st
     attempts = [{"number": n, "outcome": one} for n, one in enumerate(outcomes, 1)]
     failures = sum("failed" in one for one in outcomes)
     job = a_job(status="FAILED", attempts=attempts, failures=failures)
-    assert message in show_lines(job, now=NOON)[0]
+    assert message in render_job(job, now=NOON)[0]

@@ -63,7 +63,7 @@ def logs(
     from drumline.cli.rendering.text import parse_time
     from drumline.jobs.client import Refused
 
-    if attempt not in {None, "all"} and not (_is_number(attempt) and int(attempt or 0) > 0):
+    if attempt not in {None, "all"} and not (_is_index(attempt) and int(attempt or 0) > 0):
         raise Refused(f"--attempt {attempt}: expected a number from 1, or all")
     try:
         start = None if since is None else parse_time(since, time.time())
@@ -73,9 +73,9 @@ def logs(
         ) from None
     query: dict[str, Any] = {"tail": tail, "since": start, "times": timestamps, "as_json": as_json}
     client = connect()
-    [number] = client.ids(job_id)
-    chunks = client.logs(number, _parse_host(host), attempt, follow, **query)
-    message = f"{number} keeps running; follow it with: drumline logs {number} --follow"
+    [full_id] = client.ids(job_id)
+    chunks = client.logs(full_id, _parse_host(host), attempt, follow, **query)
+    message = f"{full_id} keeps running; follow it with: drumline logs {full_id} --follow"
     with interruptible(message):
         _print(chunks, raw)
 
@@ -199,14 +199,14 @@ def _piped_input() -> BinaryIO | None:
     return None if stat.S_ISCHR(mode) else sys.stdin.buffer
 
 
-def _is_number(text: str | None) -> bool:
+def _is_index(text: str | None) -> bool:
     return text is not None and text.isascii() and text.isdigit()
 
 
 def _parse_host(text: str | None) -> int | str | None:
     if text is None or text == "all":
         return text
-    if _is_number(text):
+    if _is_index(text):
         return int(text)
     from drumline.jobs.client import Refused
 
@@ -263,7 +263,7 @@ def cp(
         )
     if not remote[2]:
         raise Refused(f"{remote[0]} has no path; write {remote[1]}:. for the program's folder")
-    if not (host == "all" or _is_number(host)):
+    if not (host == "all" or _is_index(host)):
         raise Refused(f"--host {host}: expected a host index, or all")
     if remote_source is None and not os.path.lexists(source):
         raise Refused(f"{source} does not exist; nothing was copied")

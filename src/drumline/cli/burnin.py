@@ -49,7 +49,7 @@ def burnin(
 
 def _print_report(report: "HealthReport") -> None:
     from drumline.cli.connect import coloured
-    from drumline.cli.rendering.text import plural, sanitize, table_lines
+    from drumline.cli.rendering.text import plural, render_table, sanitize
 
     kinds = ", ".join(sorted({chip.kind for chip in report.devices}))
     chips = f"{plural(len(report.devices), 'chip')} ({kinds})"
@@ -61,7 +61,7 @@ def _print_report(report: "HealthReport") -> None:
             return cell
         return typer.style(cell, fg=COLOURS[verdict])
 
-    heading, *lines = table_lines(
+    heading, *lines = render_table(
         ["CHIP", "", *COLUMNS.values()], [_row(chip) for chip in report.devices], paint=paint
     )
     typer.secho(heading, bold=True)

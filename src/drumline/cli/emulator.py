@@ -186,12 +186,12 @@ def capacity(
     """Set the number of chips in a zone; running slices stay."""
     if chips != "unlimited" and not (chips.isascii() and chips.isdecimal() and len(chips) <= 9):
         _fail(f"{chips!r} is not a number of chips; expected a number such as 16, or unlimited")
-    number = None if chips == "unlimited" else int(chips)
-    result = _control("capacity", zone=zone, accelerator=accelerator, chips=number)
+    chip_count = None if chips == "unlimited" else int(chips)
+    result = _control("capacity", zone=zone, accelerator=accelerator, chips=chip_count)
     if as_json:
         typer.echo(json.dumps(result))
         return
-    amount = "unlimited" if number is None else f"{number} chips"
+    amount = "unlimited" if chip_count is None else f"{chip_count} chips"
     typer.echo(f"capacity of {result['accelerator']} in {zone}: {amount}")
 
 

@@ -12,15 +12,15 @@ import typer
 
 from drumline.cli.connect import runnable
 from drumline.cli.rendering.show import (
-    cause_lines,
     next_steps,
     outcome_suffix,
-    result_lines,
-    slice_lines,
+    render_cause,
+    render_result,
+    render_slice,
 )
 from drumline.cli.rendering.text import display_width, format_duration, sanitize, truncate, wrap
 from drumline.cli.rendering.views import (
-    ENDED,
+    FINAL_STATUSES,
     Job,
     format_number,
     format_percent,
@@ -128,7 +128,7 @@ def progress_line(job: Job, columns: int | None = None) -> str:
     """
     progress = job.get("progress") or {}
     step = format_progress(progress)
-    if not step or job["status"] not in {"RUNNING", *ENDED}:
+    if not step or job["status"] not in {"RUNNING", *FINAL_STATUSES}:
         return ""
     parts = [f"step {step}"]
     if columns is not None:
@@ -178,7 +178,7 @@ def closing_lines(job: Job) -> list[str]:
     job_id, status = job["id"], job["status"]
     duration = (job.get("ended") or 0.0) - (job.get("created") or 0.0)
     if status == "SUCCEEDED":
-        result, *more_lines = result_lines(job) or [""]
+        result, *more_lines = render_result(job) or [""]
         facts = [
             f"✓ {job_id} succeeded" + outcome_suffix(job),
             result,
@@ -188,9 +188,9 @@ def closing_lines(job: Job) -> list[str]:
         lines += [f"  {line}" for line in more_lines]
     elif status == "FAILED":
         lines = [f"✗ {job_id} failed" + outcome_suffix(job)]
-        lines += [f"  {line}" for line in cause_lines(job)]
+        lines += [f"  {line}" for line in render_cause(job)]
         if job.get("chips_held"):
-            lines += [f"  its slice: {line}" for line in slice_lines(job, time.time())]
+            lines += [f"  its slice: {line}" for line in render_slice(job, time.time())]
     else:
         lines = [
             f"! {job_id} was cancelled"
@@ -283,12 +283,12 @@ def follow(client: "Client", job: Job, screen: Screen) -> Job:
     while True:
         answer = client.events(job["id"], after, wait_seconds)
         current: Job = answer["job"]
-        ended = current["status"] in ENDED
+        finished = current["status"] in FINAL_STATUSES
         lines: list[tuple[str, bool]] = []
         for event in answer["events"]:
             after = max(after, int(event["id"]))
             if (
-                ended
+                finished
                 and event is answer["events"][-1]
                 and event["kind"] == current["status"].lower()
             ):
@@ -303,10 +303,10 @@ def follow(client: "Client", job: Job, screen: Screen) -> Job:
             screen.write_line(line, keep_progress=keep)
         progress = progress_line(current, screen.columns)
         if progress or (not screen.redraws and not current.get("sending")):
-            screen.progress(progress, last=ended)
-        elif not ended:
+            screen.progress(progress, last=finished)
+        elif not finished:
             screen.progress(waiting_line(current, time.time()))
-        if ended:
+        if finished:
             break
         wait_seconds = TERMINAL_POLL_SECONDS if screen.redraws else PIPE_POLL_SECONDS
     # The summary in the events does not contain the cause of a failure.

@@ -101,12 +101,12 @@ def forgive(identity: Identity, as_json: AsJson = False) -> None:
 
 
 def _seconds(text: str) -> float:
-    number, unit = text[:-1], text[-1:]
-    is_number = number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS
-    if unit not in _UNITS or not is_number or int(number) == 0:
+    digits, unit = text[:-1], text[-1:]
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS
+    if unit not in _UNITS or not is_number or int(digits) == 0:
         typer.echo(f"--for: {text!r} is not a duration; write 30m, 12h or 7d", err=True)
         raise typer.Exit(USER_ERROR)
-    return float(int(number) * _UNITS[unit])
+    return float(int(digits) * _UNITS[unit])
 
 
 def _ago(at: float, now: float) -> str:

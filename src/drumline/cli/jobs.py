@@ -173,7 +173,7 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs with their zone, status and progress."""
-    from drumline.cli.rendering.views import list_lines
+    from drumline.cli.rendering.views import render_list
 
     client = connect()
     states = [state.strip().upper() for text in status or () for state in text.split(",")]
@@ -189,7 +189,7 @@ def list_jobs(
         echo_json(jobs)
         return
     columns = terminal_size()[0] if on_terminal() else None
-    lines = list_lines(jobs, columns, coloured())
+    lines = render_list(jobs, columns, coloured())
     echo_lines(lines if jobs else [*map(runnable, lines)])
 
 
@@ -197,18 +197,18 @@ def _watch(fetch: "Callable[[], list[dict[str, Any]]]", as_json: bool) -> None:
     """Redraw the list on a terminal. In a pipe, print it again after each change."""
     import json
 
-    from drumline.cli.rendering.views import list_lines
+    from drumline.cli.rendering.views import render_list
 
     before = ""
     while True:
         jobs = fetch()
         if on_terminal() and not as_json:
             columns, rows = terminal_size()
-            lines = list_lines(jobs, columns, coloured(), rows)
+            lines = render_list(jobs, columns, coloured(), rows)
             typer.echo("\x1b[2J\x1b[H" + "\n".join(lines), nl=False)
             sys.stdout.flush()
         else:
-            text = json.dumps(jobs) if as_json else "\n".join([*list_lines(jobs), ""])
+            text = json.dumps(jobs) if as_json else "\n".join([*render_list(jobs), ""])
             if text != before:
                 typer.echo(text)
             before = text
@@ -221,9 +221,9 @@ def show(job_id: JobId, as_json: AsJson = False) -> None:
     if as_json:
         echo_json(job)
         return
-    from drumline.cli.rendering.show import show_lines
+    from drumline.cli.rendering.show import render_job
 
-    *lines, hint = show_lines(job, time.time(), coloured())
+    *lines, hint = render_job(job, time.time(), coloured())
     echo_lines([*lines, runnable(hint)])
 
 
@@ -241,7 +241,7 @@ def wait(
     The exit code is 1 if a job failed or was cancelled, and 124 after a timeout.
     """
     from drumline.cli.follow import Screen
-    from drumline.cli.rendering.views import COLOURS, ENDED
+    from drumline.cli.rendering.views import COLOURS, FINAL_STATUSES
     from drumline.jobs.client import Refused
 
     if timeout is not None and not timeout <= MAX_WAIT_SECONDS:
@@ -259,7 +259,7 @@ def wait(
             if screen.redraws:
                 seconds = 1.0 if remaining is None else min(1.0, remaining)
             statuses = client.wait(ids, seconds)
-            running = [job for job, status in statuses.items() if status not in ENDED]
+            running = [job for job, status in statuses.items() if status not in FINAL_STATUSES]
             if not running or (deadline is not None and time.monotonic() >= deadline):
                 break
             screen.progress(
@@ -421,7 +421,7 @@ class _Task:
 
 def _select(client: "Client", verb: str, ids: list[str] | None, every: bool) -> list[str]:
     """Return the given ids, or with `--all` those of every job that the verb applies to."""
-    from drumline.cli.rendering.views import ENDED
+    from drumline.cli.rendering.views import FINAL_STATUSES
     from drumline.jobs.client import Refused
 
     if bool(ids) == every:
@@ -429,11 +429,11 @@ def _select(client: "Client", verb: str, ids: list[str] | None, every: bool) -> 
     if not every:
         return [*client.ids(ids or ())]
     applies: dict[str, Callable[[dict[str, Any]], bool]] = {
-        "wait": lambda job: job["status"] not in ENDED,
-        "cancel": lambda job: job["status"] not in ENDED,
-        "delete": lambda job: job["status"] not in ENDED or bool(job.get("chips_held")),
+        "wait": lambda job: job["status"] not in FINAL_STATUSES,
+        "cancel": lambda job: job["status"] not in FINAL_STATUSES,
+        "delete": lambda job: job["status"] not in FINAL_STATUSES or bool(job.get("chips_held")),
         "resume": lambda job: job["status"] in {"FAILED", "CANCELLED"},
-        "clean": lambda job: job["status"] in ENDED,
+        "clean": lambda job: job["status"] in FINAL_STATUSES,
     }
     return [str(job["id"]) for job in client.list(all=True) if applies[verb](job)]
 
@@ -459,7 +459,7 @@ def _run(client: "Client", task: _Task, ids: list[str]) -> None:
                 str(job["id"]): [describe_plan(task.verb, job, task.with_outputs)] for job in jobs
             }
             for job_id in ids if task.changes else ():
-                plan[job_id] += _change_lines(task.changes(job_id) if task.changes else [])
+                plan[job_id] += _render_changes(task.changes(job_id) if task.changes else [])
             lines = [line for job_lines in plan.values() for line in job_lines]
             echo_json(plan) if task.as_json else echo_lines(lines)
             return
@@ -486,7 +486,7 @@ def _run(client: "Client", task: _Task, ids: list[str]) -> None:
             if not task.as_json:
                 from drumline.hosts.packing.rules import packing_notes
 
-                changed = _change_lines(answers[-1].get("changes") or ())
+                changed = _render_changes(answers[-1].get("changes") or ())
                 notes = [f"  {sanitize(note)}" for note in packing_notes(answers[-1])]
                 echo_lines([sanitize(answers[-1]["text"]), *changed, *notes])
     if task.as_json:
@@ -495,7 +495,7 @@ def _run(client: "Client", task: _Task, ids: list[str]) -> None:
         raise typer.Exit(USER_ERROR)
 
 
-def _change_lines(changes: "Sequence[str]") -> list[str]:
+def _render_changes(changes: "Sequence[str]") -> list[str]:
     """Return the lines about changes in a job file since the job was created."""
     from drumline.cli.rendering.text import sanitize
 

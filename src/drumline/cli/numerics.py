@@ -306,11 +306,11 @@ def topk(
         raise typer.Exit(1)
 
 
-def _parse_numbers(option: str, text: str, number: Callable[[str], Number]) -> tuple[Number, ...]:
+def _parse_numbers(option: str, text: str, parse: Callable[[str], Number]) -> tuple[Number, ...]:
     try:
-        return tuple(number(word) for word in text.split(","))
+        return tuple(parse(word) for word in text.split(","))
     except ValueError:
-        numbers = "whole numbers" if number is int else "numbers"
+        numbers = "whole numbers" if parse is int else "numbers"
         raise UserError(
             f"--{option}: {text!r} is not made of {numbers}, such as 64 or 64,128"
         ) from None

@@ -47,13 +47,13 @@ def plot(
         _write(drawing, output)
         return
     from drumline.cli.connect import terminal_size
-    from drumline.cli.rendering.plot import chart_lines
+    from drumline.cli.rendering.plot import render_chart
 
     columns, rows = PIPE_COLUMNS, PIPE_ROWS
     if on_terminal():
         columns, rows = terminal_size()
         rows = min(rows - _RESERVED_ROWS, MAX_ROWS)
-    echo_lines(chart_lines(drawing, columns, rows, coloured()))
+    echo_lines(render_chart(drawing, columns, rows, coloured()))
 
 
 def _write(drawing: "Drawing", output: Path) -> None:

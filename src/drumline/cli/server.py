@@ -74,7 +74,7 @@ def strays(
         raise typer.Exit(USER_ERROR)
     listing = client.strays()
     if not (release or adopt):
-        echo_json(listing) if as_json else echo_lines(_orphan_lines(listing))
+        echo_json(listing) if as_json else echo_lines(_render_orphans(listing))
         return
     orphans = [orphan for orphan in listing["strays"] if not names or orphan["name"] in names]
     if release and orphans:
@@ -87,7 +87,7 @@ def strays(
     echo_json({"text": lines}) if as_json else echo_lines(lines)
 
 
-def _orphan_lines(listing: dict[str, Any]) -> list[str]:
+def _render_orphans(listing: dict[str, Any]) -> list[str]:
     from drumline.cli.rendering.text import sanitize
 
     lines = [_orphan_line(orphan) for orphan in listing["strays"]]

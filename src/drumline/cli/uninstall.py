@@ -8,7 +8,7 @@ import typer
 
 from drumline.cli.connect import confirm, connect, echo_json, echo_lines, runnable
 from drumline.cli.rendering.text import format_dollars, format_size, plural, sanitize
-from drumline.cli.rendering.views import ENDED
+from drumline.cli.rendering.views import FINAL_STATUSES
 from drumline.jobs.connection import home_folder
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def stop_all(as_json: bool) -> None:
     home = home_folder()
     client = connect(autostart=False)
     status = client.server_status()
-    unfinished = [job for job in client.list() if job["status"] not in ENDED] if status else []
+    unfinished = (
+        [job for job in client.list() if job["status"] not in FINAL_STATUSES] if status else []
+    )
     server = status["pid"] if client.stop_server() and status else None
     emulator, hosts = _stop_emulator(home / "emulator")
     if server is not None:
@@ -51,7 +53,7 @@ def stop_all(as_json: bool) -> None:
         if unfinished:
             count = plural(len(unfinished), "unfinished job")
             lines.append(f"{count} will continue when a command starts the server again")
-        echo_lines([*(lines or [f"nothing runs in {home}"]), *_slice_lines(slices)])
+        echo_lines([*(lines or [f"nothing runs in {home}"]), *_render_slices(slices)])
     if slices:
         raise typer.Exit(1)
 
@@ -70,7 +72,7 @@ def _stop_emulator(home: Path) -> tuple[int | None, int]:
     return (access.pid if access else 0) if stopped else None, hosts
 
 
-def _slice_lines(slices: "Sequence[CloudSlice]") -> list[str]:
+def _render_slices(slices: "Sequence[CloudSlice]") -> list[str]:
     """Return a line for each slice of Google Cloud, and how to release them."""
     if not slices:
         return []
@@ -96,7 +98,7 @@ def clean_home(yes: bool, as_json: bool, dry_run: bool) -> None:
         return
     with uninstall.unused(home):
         if slices := uninstall.cloud_slices(home):
-            raise UserError("\n".join([*_slice_lines(slices), "nothing was deleted"]))
+            raise UserError("\n".join([*_render_slices(slices), "nothing was deleted"]))
         parts, others = uninstall.home_parts(home)
         checkpoints = uninstall.outside_checkpoints(home)
         if as_json:
@@ -107,7 +109,9 @@ def clean_home(yes: bool, as_json: bool, dry_run: bool) -> None:
             typer.echo(f"no files of Drumline are in {home}; nothing to delete")
         else:
             count = uninstall.job_count(home)
-            echo_lines(_home_lines(home, count, parts, [path.name for path in others], checkpoints))
+            echo_lines(
+                _render_home(home, count, parts, [path.name for path in others], checkpoints)
+            )
         if dry_run or not parts:
             return
         confirm("clean --home", "This deletes these files. Continue?", yes)
@@ -123,7 +127,7 @@ def clean_home(yes: bool, as_json: bool, dry_run: bool) -> None:
         typer.echo(f"deleted {size}; to remove the program: pip uninstall drumline")
 
 
-def _home_lines(
+def _render_home(
     home: Path,
     jobs: int,
     parts: "Sequence[HomePart]",

@@ -75,7 +75,7 @@ class OperationState:
 
     done: bool
     error: CloudError | None = None
-    """The error with which it ended; None while it runs and after a success."""
+    """The error of the operation; None while it runs and after a success."""
 
 
 class Cloud(Protocol):

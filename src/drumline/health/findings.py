@@ -206,7 +206,7 @@ def _of_runs(count: int, runs: Sequence[Observation]) -> str:
     return f"{count} of {len(runs)} runs"
 
 
-def _words(count: int) -> str:
+def _count_words(count: int) -> str:
     return f"{count:,} word{'' if count == 1 else 's'}"
 
 
@@ -215,7 +215,9 @@ def _find_bad_memory(observations: Sequence[Observation]) -> list[Finding]:
     for observation in observations:
         for device, (mismatches, *_) in sorted(observation.values.items()):
             if mismatches:
-                reason = f"{_name(observation)}: {_words(mismatches)} read back not as written"
+                reason = (
+                    f"{_name(observation)}: {_count_words(mismatches)} read back not as written"
+                )
                 findings.append(Finding(observation.test, reason, device))
     return findings
 
@@ -230,16 +232,15 @@ def _find_bad_hops(hops: Sequence[Observation]) -> list[Finding]:
             if not mismatches:
                 continue
             if sender is None:
-                reason = (
-                    f"links: {_words(mismatches)} wrong in the buffer that the chip made to send"
-                )
+                words = _count_words(mismatches)
+                reason = f"links: {words} wrong in the buffer that the chip made to send"
                 findings.append(Finding(hop.test, reason, device))
                 continue
             sender_mismatches, *sender_sums = previous.get(sender, (0,))
             if sender_mismatches and sums == sender_sums:
                 continue  # the sender's buffer was already damaged
             reason = (
-                f"{_name(hop)}: the link {sender} → {device} delivered {_words(mismatches)} "
+                f"{_name(hop)}: the link {sender} → {device} delivered {_count_words(mismatches)} "
                 f"not as sent, hop {hop.run}"
             )
             findings.append(Finding(hop.test, reason, device, link=(sender, device)))
@@ -254,7 +255,7 @@ def _find_bad_collectives(observations: Sequence[Observation]) -> list[Finding]:
         bad_chips = sorted(device for device, (count, *_) in observation.values.items() if count)
         if len(bad_chips) == 1:
             count = observation.values[bad_chips[0]][0]
-            reason = f"{_name(observation)}: {_words(count)} wrong on this chip alone"
+            reason = f"{_name(observation)}: {_count_words(count)} wrong on this chip alone"
             findings.append(Finding(observation.test, reason, bad_chips[0]))
         elif bad_chips:
             total = len(observation.values)

@@ -196,7 +196,7 @@ def _message(
     hosts: Sequence[HostHealth],
     faults: Sequence[FaultReport],
 ) -> str:
-    counts = f"{_count(len(chips), 'chip')} on {_count(len(hosts), 'host')}"
+    counts = f"{_plural(len(chips), 'chip')} on {_plural(len(hosts), 'host')}"
     if verdict == FAIL:
         extra_count = len(faults) - 1
         suffix = f", and {extra_count} more" if extra_count else ""
@@ -212,9 +212,9 @@ def _message(
         if test.verdict == WARN
     ]
     extra_count = len(warnings) - 1
-    suffix = f", and {_count(extra_count, 'more warning')}" if extra_count else ""
+    suffix = f", and {_plural(extra_count, 'more warning')}" if extra_count else ""
     return f"{counts} compute correctly, but {warnings[0]}{suffix}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -2,7 +2,7 @@
 
 The name of an archive is a hash of names, modes and contents, so the same code is sent to each host
 only once, whatever the times of its files. A large file has an empty entry with its hash in the
-archive and is sent separately, so it is not sent again when another file changes. Files that
+archive and is sent separately, so it is not resent when a different file changes. Files that
 .gitignore excludes, secrets, and folders that are not code are left out (see packing/). The archive
 may contain the Drumline package too (bundled_package.py), in a folder without files of the user.
 """
@@ -68,7 +68,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class PackedSize:
-    """The files that `pack` would send: number, size, those left out, and the largest ones."""
+    """The files that `pack` would send: number, size, the omitted files, and the largest files."""
 
     files: int
     bytes: int
@@ -128,7 +128,7 @@ def measure(
 
 
 def needs_confirmation(total: int, largest: Sequence[Sequence[Any]]) -> bool:
-    """Return True if code is so large that its user is asked.
+    """Return True if code is so large that its user must confirm.
 
     `total` is its size, and `largest` has names and sizes of its largest files.
     """

@@ -31,7 +31,7 @@ base64 adds a third."""
 SEND_BYTES = 1 << 18
 """The bytes of a file that are read and sent at once."""
 CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
-"""The ciphers to prefer: most processors compute them several times faster than the others."""
+"""The ciphers to prefer: most processors compute them several times faster than other ciphers."""
 
 
 class AgentError(HostError):
@@ -39,11 +39,11 @@ class AgentError(HostError):
 
 
 class ConnectionLost(HostError):
-    """The connection ended before the command, whose exit code is unknown."""
+    """The connection closed before the end of the command, whose exit code is unknown."""
 
 
 class ProxyFailed(HostError):
-    """The proxy command ended without a connection. The text has the last line of its errors."""
+    """The proxy command exited without a connection. The text has the last line of its errors."""
 
 
 class HostKeyChanged(HostError):
@@ -128,8 +128,8 @@ class _HostKeyCheck(asyncssh.SSHClient):
 
 
 PROXY_EXIT_SECONDS = 0.5
-"""Seconds to wait for the exit status of a proxy command after its connection has ended."""
-MAX_PROXY_WORDS = 300
+"""Seconds to wait for the exit status of a proxy command after its connection has closed."""
+MAX_PROXY_ERROR = 300
 _ERROR_LINE = re.compile(r"(?:error|fatal)\b", re.IGNORECASE)
 
 
@@ -167,11 +167,11 @@ class _Proxy:
         return cls(command[0], process, errors), local
 
     async def error(self) -> ProxyFailed:
-        """End the command. Return why there is no connection, in its own words."""
+        """End the command. Return why there is no connection, with the command's own error."""
         with contextlib.suppress(TimeoutError):
             # It closes the socket shortly before it exits.
             await asyncio.wait_for(self._process.wait(), PROXY_EXIT_SECONDS)
-        status, words = self._process.returncode, self._last_words()
+        status, error = self._process.returncode, self._last_error()
         if status is None:
             ending = "makes no connection"
             self.stop()
@@ -180,18 +180,18 @@ class _Proxy:
             ending = "ended with exit status 0 before the host answered"
         else:
             signal, code = f"was killed by signal {-status}", f"failed with exit status {status}"
-            ending = (signal if status < 0 else code) + ("" if words else " and wrote no error")
-        return ProxyFailed(f"the proxy command {self._program} {ending}{words and f': {words}'}")
+            ending = (signal if status < 0 else code) + ("" if error else " and wrote no error")
+        return ProxyFailed(f"the proxy command {self._program} {ending}{error and f': {error}'}")
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         """Return the last error that the command wrote to stderr, on one line, or its last line."""
         self._errors.seek(0)
         text = self._errors.read(1 << 16).decode("utf-8", "replace")
         lines = [line for line in (" ".join(line.split()) for line in text.splitlines()) if line]
         # gcloud continues an error on the lines below it.
         first = max((n for n, line in enumerate(lines) if _ERROR_LINE.match(line)), default=-1)
-        words = " ".join(lines[first:])
-        return words if len(words) <= MAX_PROXY_WORDS else f"{words[: MAX_PROXY_WORDS - 1]}…"
+        error = " ".join(lines[first:])
+        return error if len(error) <= MAX_PROXY_ERROR else f"{error[: MAX_PROXY_ERROR - 1]}…"
 
     def stop(self) -> None:
         """Kill the command and the processes that it started."""
@@ -441,7 +441,7 @@ def check_archive(path: Path) -> None:
 
 
 def check_interpreter(path: Path) -> None:
-    """Raise UnusableFileError if the Python of a job on the emulator is gone."""
+    """Raise UnusableFileError if the Python of a job on the emulator no longer exists."""
     if not os.access(path, os.X_OK):
         raise UnusableFileError(
             f"the Python that created this job, {path}, is no longer on this machine; "

@@ -89,9 +89,9 @@ def contact_failure(error: BaseException, address: Address) -> ContactFailure:
             return PROXY
         case TimeoutError():
             return _without_answer(address, TIMEOUT)
-        case OSError(errno=number) if number in _NO_ROUTE:
+        case OSError(errno=code) if code in _NO_ROUTE:
             return _without_answer(address, UNREACHABLE)
-        case OSError(errno=number) if number is not None and number not in _CLOSED:
+        case OSError(errno=code) if code is not None and code not in _CLOSED:
             # Too many open files, or a full disk.
             return LOCAL
     return CLOSED

@@ -1,7 +1,8 @@
 """Run the program of an attempt on one host: connect, prepare, start with the others, watch.
 
-The agent records what was done on its host, so every action is idempotent. After a lost connection
-or in a new server, the runner repeats all actions from the start, and most of them have no effect.
+The agent records the completed actions on its host, so every action is idempotent. After a
+disconnection or in a new server, the runner repeats all actions from the start, and most of them
+have no effect.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ MAX_SENDS = 3
 """The number of times that missing files of the code are sent. One may be removed on the host
 before it is unpacked, because the disk is full, or be damaged there."""
 MAX_COPIES = 3
-"""The number of times that the copy of outputs is tried after a connection is lost."""
+"""The number of tries to copy outputs after a disconnection."""
 MAX_AGENT_ERRORS = 3
 """Errors of the agent, over working connections, after which its host counts as failed."""
 
@@ -90,7 +91,7 @@ class Gate(Protocol):
         """Record that the program was started on a host."""
 
     def was_started(self, host: int) -> bool:
-        """Return True if this or an earlier session started the program on a host."""
+        """Return True if this or a previous session started the program on a host."""
 
     def join_running(self, coordinator: str) -> None:
         """Let all hosts join a program that already runs with this coordinator."""
@@ -107,7 +108,7 @@ class Gate(Protocol):
         """Record the names that a host reports for its machine."""
 
     def identity(self, host: int) -> Mapping[str, str]:
-        """Return the names of a host that were recorded in this or an earlier session."""
+        """Return the names of a host that were recorded in this or a previous session."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class HostRunner:
         self.assignment = assignment
         self._gate = gate
         self._resources = resources
-        # If an earlier session started the program, the host is not asked for its identity again.
+        # If a previous session started the program, the identity of the host is already recorded.
         self._report = HostReport(
             assignment.index,
             HostPhase.CONNECTING,
@@ -167,7 +168,7 @@ class HostRunner:
         self._step = ""
         """The set-up step that runs; empty if none does."""
         self._final_detail = ""
-        """The detail of the final report, which `_advance` restores after a lost connection."""
+        """The detail of the final report, which `_advance` restores after a disconnection."""
 
     async def run_forever(self) -> None:
         """Connect, continue from the state of the host, and reconnect, until cancelled."""
@@ -326,7 +327,7 @@ class HostRunner:
         paths = {path.name: path for path in code_files(archive, large_files)}
         code = wire.Code(archive=sha, large_files=large_files, work=work_folder(self.program))
         for _ in range(MAX_SENDS):
-            # A host runs the user's code, so it gets nothing else that it asks for.
+            # A host runs the user's code, so it gets only files of this code, whatever it asks for.
             await self._send_files(agent, [paths[name] for name in missing if name in paths])
             result = await agent.ask(wire.CodeResult, wire.UNPACK, message=code)
             if result.have_code:
@@ -529,9 +530,9 @@ class HostRunner:
     async def copy_outputs(
         self, paths: Sequence[str], folder: OutputFolder, deadline: float
     ) -> HostCopy:
-        """Copy the outputs of this host, and again what is missing after a lost connection.
+        """Copy the outputs of this host, and retry the missing files after a disconnection.
 
-        Errors are in the result. What was complete before an error is kept.
+        Errors are in the result. Files that were complete before an error stay.
         """
         timing, result = self._resources.timing, HostCopy()
         for remaining in reversed(range(MAX_COPIES)):
@@ -565,7 +566,7 @@ class HostRunner:
 
 
 def _program_fields(status: AttemptStatus) -> dict[str, Any]:
-    """Return the fields of the report that a running and an ended program share."""
+    """Return the fields that the reports of a running and of an exited program share."""
     fields = {
         "started_at": status.started_at,
         "heartbeat": status.heartbeat,

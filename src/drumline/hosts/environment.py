@@ -259,7 +259,7 @@ case "${name}" in
 esac
 """
 
-# The login is not kept: the program must not find it in the home folder.
+# The login is deleted: the program must not find it in the home folder.
 _LOGIN_AND_PULL = """\
 DOCKER_CONFIG=$(mktemp -d)
 export DOCKER_CONFIG

@@ -217,11 +217,11 @@ class LogWriter:
 
 def rename_log(path: Path) -> None:
     """Rename a log to `host-0.log.1` or a later number, so that a new one can begin."""
-    number = 1
-    while path.with_name(f"{path.name}.{number}").exists():
-        number += 1
+    suffix = 1
+    while path.with_name(f"{path.name}.{suffix}").exists():
+        suffix += 1
     for segment in segments(path):
         for file in (segment.path, segment.times):
             if file.exists():
-                name = file.name.replace(path.name, f"{path.name}.{number}", 1)
+                name = file.name.replace(path.name, f"{path.name}.{suffix}", 1)
                 os.replace(file, file.with_name(name))

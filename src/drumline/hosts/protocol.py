@@ -220,7 +220,7 @@ class Session(Protocol):
     ) -> int:
         """Run a shell command in the job's working copy on one host and return its exit code.
 
-        Its output goes to `output` at once. The command is ended after `timeout`. Raises HostError
+        Its output goes to `output` at once. The command is killed after `timeout`. Raises HostError
         with the reason if the exit code is unknown.
         """
 
@@ -262,7 +262,7 @@ class Runner(Protocol):
         """
 
     def was_contacted(self, placement: str) -> bool:
-        """Return True if a host of a placement was ever reached. Nothing was sent before that."""
+        """Return True if a host of a placement was ever reached. No data was sent before that."""
 
     async def logins(
         self, listed: ListedPlacement, access: HostAccess, job_id: str, archive_sha: str | None
@@ -270,4 +270,4 @@ class Runner(Protocol):
         """Return the login to each host, as `drumline ssh` and `cp` read it. Raises CloudError."""
 
     def forget(self, placement: str) -> None:
-        """Forget what is stored about the hosts of a placement that is gone."""
+        """Delete the data about the hosts of a placement that no longer exists."""

@@ -75,7 +75,7 @@ class StartBarrier:
     """
 
     def __init__(self, hosts: int, file: Path) -> None:
-        """`file` has the record of an earlier session, if there was one."""
+        """`file` has the record of a previous session, if there was one."""
         self._file = file
         self._hosts = hosts
         self._ready: set[int] = set()
@@ -126,7 +126,7 @@ class StartBarrier:
             self._save()
 
     def was_started(self, host: int) -> bool:
-        """Return True if this or an earlier session started the program on a host."""
+        """Return True if this or a previous session started the program on a host."""
         return host in self._record.hosts
 
     def join_running(self, coordinator: str) -> None:
@@ -166,7 +166,7 @@ class StartBarrier:
         self._record.identities[host] = dict(identity)
 
     def identity(self, host: int) -> Mapping[str, str]:
-        """Return the names of a host that were recorded in this or an earlier session."""
+        """Return the names of a host that were recorded in this or a previous session."""
         return self._record.identities.get(host, {})
 
     def stop(self, grace: float) -> None:

@@ -170,7 +170,7 @@ class SshRunner:
         ]
 
     def forget(self, placement: str) -> None:
-        """Delete the host keys of a placement that is gone."""
+        """Delete the host keys of a placement that no longer exists."""
         self._known_hosts_file(placement).unlink(missing_ok=True)
 
     def _known_hosts_file(self, placement: str) -> Path:

@@ -52,7 +52,7 @@ class HostAssignment:
     index: int
     address: Address
     rank: int | None
-    """The rank among the hosts that run the program; None if this host runs nothing."""
+    """The rank among the hosts that run the program; None if this host does not run it."""
     ranks: int
 
 
@@ -71,7 +71,7 @@ class Timing:
     reconnect_most: float = 10.0
     """The longest delay between two connections; a host takes a minute to boot."""
     device_wait: float = 60.0
-    """The wait for a busy chip, which stays busy for seconds after its process has ended."""
+    """The wait for a busy chip, which stays busy for seconds after the exit of its process."""
     setup_retries: int = 20
     """The number of times that a set-up step is repeated after an error that passes by itself."""
     setup_pause: float = 15.0
@@ -82,7 +82,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class CompletedCommand:
-    """A command that has ended on a host."""
+    """A command that has exited on a host."""
 
     exit_code: int
     """The exit code; a negative one is a signal."""

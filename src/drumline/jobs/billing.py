@@ -26,7 +26,7 @@ RateOf = Callable[[str, str, str], float | None]
 """A price in dollars per hour, of an accelerator in a zone with a capacity tier."""
 
 _SAVED = frozenset({EndReason.SUCCEEDED.outcome, EndReason.RESTART_REQUESTED.outcome})
-"""Outcomes of attempts that lost nothing, because the program saved its work."""
+"""Outcomes of attempts without lost steps, because the program saved its work."""
 
 
 def price_per_hour(accelerator: str, zone: str, capacity: str) -> float | None:
@@ -44,7 +44,7 @@ def price_per_hour(accelerator: str, zone: str, capacity: str) -> float | None:
 
 @dataclass(frozen=True)
 class Prices:
-    """The prices of slices in dollars per hour, of which those of the emulator cost nothing."""
+    """The prices of slices in dollars per hour. Slices of the emulator are free."""
 
     emulated: bool
     """True if the emulator serves all zones, also those of Google."""
@@ -65,7 +65,7 @@ class Prices:
         return zone if self.emulated else None
 
     def text(self, accelerator: str, zone: str, capacity: str) -> str:
-        """Return the price of a slice as text, or nothing if it is not known."""
+        """Return the price of a slice as text, or an empty string if it is unknown."""
         if rate := self.per_hour(accelerator, zone, capacity):
             return f"about ${rate:,.2f} an hour"
         rate = self.would_per_hour(accelerator, zone, capacity)
@@ -97,7 +97,7 @@ def cost_of_slices(
 
 
 def unused_slices(rows: Iterable[SliceRow]) -> list[SliceRow]:
-    """Return the slices that ran no program, because another one was ready first."""
+    """Return the slices that ran no program, because a different slice was ready earlier."""
     return [row for row in rows if row.program == OldProgram.NEVER]
 
 
@@ -133,7 +133,7 @@ def cost_of_lost_steps(
 
 
 def _paid_from(attempt: Attempt, slices: Sequence[SliceRow]) -> float | None:
-    """Return when an attempt began to cost: when its slice was ready, or at its own start."""
+    """Return the start of an attempt's cost: when its slice was ready, or the attempt's start."""
     ended = attempt["ended"]
     ready = [
         row.ready

@@ -40,7 +40,7 @@ JobId = str | int
 OnPacking = Callable[[int, int], None]
 """An id, or the name of exactly one job."""
 
-ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+FINAL_STATUSES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 STOP_SECONDS = 15.0
 # The server packs the code before it responds.
 PACK_SECONDS = 600.0
@@ -122,7 +122,7 @@ class Client:
     ) -> Json:
         """Create a job from a job file or its content. Secrets come from `environ`.
 
-        With `begin_from`, the new job continues the checkpoints of a job that has ended. Code of
+        With `begin_from`, the new job continues from the checkpoints of a finished job. Code of
         over 100 MB, or with a file of over 50 MB, raises LargeCode without `allow_large`.
         `on_packing` is called with the packed bytes and their total while the code is packed.
         """
@@ -206,18 +206,18 @@ class Client:
         allow_large: bool = False,
         on_packing: OnPacking | None = None,
     ) -> Json:
-        """Run an ended job again. Return `{job, text, changes}`.
+        """Rerun a finished job. Return `{job, text, changes}`.
 
-        Its job file is read again, or `file` instead. `overrides` are `key=value`. Its secrets were
-        deleted, so they are read from `environ` again. `allow_large` and `on_packing` are as for
-        `create`; code that was large before needs no `allow_large`.
+        The server rereads its job file, or reads `file` instead. `overrides` are `key=value`. Its
+        secrets were deleted, so they are reread from `environ`. `allow_large` and `on_packing`
+        are as for `create`; code that was large before needs no `allow_large`.
         """
         current = self.show(job)
         spec, origin = self._spec_for_resume(current, file, overrides)
         document = current["spec"] if spec is None else spec.model_dump(mode="json")
         names, values = document.get("secrets") or (), os.environ if environ is None else environ
         body: Json = {"interpreter": sys.executable or None, "allow_large": allow_large}
-        if current["status"] in ENDED:
+        if current["status"] in FINAL_STATUSES:
             body["secrets"] = _secrets(names, values)
         else:  # a job that is being cancelled may be resumed; the server refuses all others
             body["secrets"] = {name: values[name] for name in names if name in values}
@@ -269,7 +269,7 @@ class Client:
 
         Their outputs stay, except with `outputs`.
         """
-        # The server responds when all of it is gone, after the shutdown of the program.
+        # The server responds after the shutdown of the program, once everything is deleted.
         return [
             self._server.call("POST", f"/jobs/{job}/clean", {"outputs": outputs}, timeout=None)
             for job in self.ids(jobs)
@@ -285,7 +285,7 @@ class Client:
         """Run a command on one host or on `"all"`. Return `{host, exit_code, stdout, stderr}` each.
 
         Its input is `stdin` (a file with a descriptor). A negative exit code is a signal. A host
-        that was lost in the meantime has the exit code None and an `error`.
+        that became unreachable in the meantime has the exit code None and an `error`.
         """
         output: dict[tuple[int, str], bytearray] = {}
         results = {}
@@ -311,7 +311,7 @@ class Client:
         """Run a command like `exec` and yield frames as it runs. Closing this ends the command.
 
         The first frame is `{hosts}`. Then come `{host, stream, data}` for bytes that the command
-        writes to "stdout" or "stderr", and `{host, exit_code}` when it has ended on a host.
+        writes to "stdout" or "stderr", and `{host, exit_code}` when it has exited on a host.
         """
         import base64
 
@@ -351,7 +351,7 @@ class Client:
         return list(hosts)
 
     def wait(self, jobs: JobId | Iterable[JobId], timeout: float | None = None) -> dict[str, str]:
-        """Wait until all jobs have ended, or for `timeout` seconds. Return the status of each."""
+        """Wait until all jobs have finished, or for `timeout` seconds. Return a status per job."""
         deadline = None if timeout is None else time.monotonic() + timeout
         statuses = {}
         for job in self.ids(jobs):
@@ -361,7 +361,7 @@ class Client:
                 statuses[job] = str(response["job"]["status"])
                 after = max([after, *(int(event["id"]) for event in response["events"])])
                 left = LONG_POLL_SECONDS if deadline is None else deadline - time.monotonic()
-                if statuses[job] in ENDED or left <= 0:
+                if statuses[job] in FINAL_STATUSES or left <= 0:
                     break
                 wait_seconds = min(left, LONG_POLL_SECONDS)
         return statuses
@@ -381,8 +381,9 @@ class Client:
         """Yield the program's output as it was written. With `follow`, continue until the job ends.
 
         `attempt` is a number or `"all"`; the default is the last one with output. `tail` is a
-        number of lines from the end. `since` is the time of the first line. With `times`, each line
-        begins with its time. With `as_json`, each line is an object `{attempt, host, time, text}`.
+        number of lines from the end. `since` is the timestamp of the first line. With `times`, each
+        line begins with its timestamp. With `as_json`, lines are objects with `attempt`, `host`,
+        `time` and `text`.
         """
         parameters = {
             "host": host,
@@ -406,7 +407,7 @@ class Client:
                 self._server.start()
             except ServerDisconnected as error:
                 # The next server cannot continue at the same position: hosts alternate in the
-                # stream, and an attempt may have ended. So the caller gets an error.
+                # stream, and an attempt may be over. So the caller gets an error.
                 if started:
                     raise Refused(f"{error}; repeat the command") from error
 
@@ -421,7 +422,7 @@ class Client:
         return [str(line) for line in response["text"]]
 
     def known_hosts(self) -> list[Json]:
-        """Return the hosts that jobs were given, the least trusted first."""
+        """Return the hosts that jobs have used, in ascending order of trust."""
         hosts: Any = self._server.call("GET", "/hosts")
         return [*hosts]
 
@@ -479,7 +480,7 @@ class Client:
         # The last method, because `list` in a later signature would mean this method.
         """Return a summary of each job that matches, oldest first.
 
-        Without `all`, a `status` or `before`, jobs that ended over a day ago are left out. `name`
+        Without `all`, a `status` or `before`, jobs that finished over a day ago are omitted. `name`
         is part of a name, or a pattern with * and ?. `limit` is the number of newest jobs. `before`
         lists jobs older than a given one: the first of a page is the `before` of the next page.
         Without a limit, the list has all active jobs and the newest 1,000 of the others.

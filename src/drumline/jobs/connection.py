@@ -1,7 +1,7 @@
 """Calls to the server by HTTP over its Unix socket. The first call starts the server if needed.
 
 This module imports only the standard library, because every command loads it. Its HTTP client is
-small: that of the standard library imports mail headers and TLS, a tenth of a command's time.
+small: the client of the standard library imports mail headers and TLS, a tenth of a command's time.
 """
 
 import json
@@ -171,7 +171,7 @@ class HttpResponse:
         length = self.headers.get("content-length")
         # Bytes left of the body or of its current chunk; None if the connection ends the body.
         self._left = 0 if self._chunked else None if length is None else int(length)
-        self._ended = False
+        self._complete = False
 
     def read(self) -> bytes:
         """Read the rest of the body."""
@@ -179,9 +179,9 @@ class HttpResponse:
 
     def read_some(self, max_bytes: int = 1 << 16) -> bytes:
         """Read the bytes of the body that have arrived, at least one; empty at its end."""
-        if self._chunked and not self._left and not self._ended:
+        if self._chunked and not self._left and not self._complete:
             self._next_chunk()
-        if self._ended or self._left == 0:
+        if self._complete or self._left == 0:
             return b""
         size = max_bytes if self._left is None else min(max_bytes, self._left)
         data = self._file.read1(size)
@@ -201,7 +201,7 @@ class HttpResponse:
         except ValueError:
             raise BadResponse("the response is incomplete") from None
         if not self._left:
-            self._ended = True
+            self._complete = True
 
     def _line(self) -> bytes:
         line = self._file.readline(MAX_LINE)
@@ -399,7 +399,7 @@ class ServerConnection:
             self._warn_of_silence = None
 
     def _warn_of_pause(self, connection: HttpConnection, seconds: float) -> None:
-        """Warn once if the server was paused in the middle of a response. Nothing of it is lost."""
+        """Warn once if the server was paused in the middle of a response, which stays complete."""
         del seconds
         pid = connection.paused_server()
         if pid is not None and self._warn_of_silence:
@@ -510,7 +510,7 @@ class ServerConnection:
                         child = self._spawn(log)
                     elif code == 0:
                         # This server exited because another one has the lock. If that one is
-                        # exiting, none will listen, so wait and try again.
+                        # exiting, none will listen, so wait and retry.
                         time.sleep(0.2)
                         child = None
                     time.sleep(0.02)
@@ -588,7 +588,7 @@ def _send_chunks(head: bytes, source: BinaryIO, sock: socket.socket, window: _Wi
             sock.sendall(b"%x\r\n%b\r\n" % (len(data), data))
         sock.sendall(b"0\r\n\r\n")
     except OSError:
-        return  # the response has ended and the connection is closed
+        return  # the response is complete and the connection is closed
 
 
 def _pause_message(pid: int) -> str:

@@ -36,7 +36,8 @@ class Folders:
 
     @property
     def owners(self) -> Path:
-        """The ids of all databases of this home, in a file of their own: a database can be lost."""
+        """The ids of all databases of this home, in a separate file, because a database can be
+        lost."""
         return self.home / "owners.json"
 
     @property
@@ -115,11 +116,11 @@ class Folders:
             raise
 
     def forget_secrets(self, job_id: str) -> None:
-        """Delete the secrets of a job that has ended."""
+        """Delete the secrets of a finished job."""
         self._secrets(job_id).unlink(missing_ok=True)
 
     def forget_other_secrets(self, job_ids: Collection[str]) -> None:
-        """Delete all secrets except those of these jobs, which an earlier server may have left."""
+        """Delete secrets that a previous server may have left, except the secrets of these jobs."""
         for path in (self.home / "secrets").iterdir():
             if path.suffix != ".json" or path.stem not in job_ids:
                 path.unlink()
@@ -133,19 +134,19 @@ TRIMMED = "trimmed"
 
 
 def trim_logs(folder: Path, newest: int, max_bytes: int) -> None:
-    """Remove the logs of attempts between the first and the newest ones until the rest fits.
+    """Remove the logs of attempts between the first and the newest until the rest fits.
 
-    The first and the last attempts are kept, because they show why a job failed.
+    The first and the last attempts stay, because they show why a job failed.
     """
     sizes = {}
-    for number in range(1, newest):
-        files = [file for file in (folder / str(number)).glob("host-*") if file.is_file()]
-        sizes[number] = sum(file.stat().st_size for file in files)
-    for number in range(2, newest - 1):
+    for attempt in range(1, newest):
+        files = [file for file in (folder / str(attempt)).glob("host-*") if file.is_file()]
+        sizes[attempt] = sum(file.stat().st_size for file in files)
+    for attempt in range(2, newest - 1):
         if sum(sizes.values()) <= max_bytes:
             return
-        if sizes[number]:
-            shutil.rmtree(folder / str(number), ignore_errors=True)
-            (folder / str(number)).mkdir(parents=True, exist_ok=True)
-            (folder / str(number) / TRIMMED).touch()
-            sizes[number] = 0
+        if sizes[attempt]:
+            shutil.rmtree(folder / str(attempt), ignore_errors=True)
+            (folder / str(attempt)).mkdir(parents=True, exist_ok=True)
+            (folder / str(attempt) / TRIMMED).touch()
+            sizes[attempt] = 0

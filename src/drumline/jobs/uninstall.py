@@ -31,7 +31,7 @@ _IN_LOCAL_ZONE = f"zone IN ({', '.join(repr(zone) for zone in LOCAL_ZONES)})"
 
 @dataclass(frozen=True)
 class CloudSlice:
-    """A slice of Google Cloud that was requested and is not known to be gone."""
+    """A slice of Google Cloud that was requested and may still exist."""
 
     name: str
     job: str

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import QueryParams
 
-from drumline.cli.rendering.views import is_number, list_lines
+from drumline.cli.rendering.views import is_number, render_list
 from drumline.hosts.agent.wire import decode
 from drumline.jobs.client import Client, Refused
 from drumline.jobs.controller.heartbeats import LogReader, clean
@@ -42,7 +42,7 @@ def test_a_job_that_reports_a_huge_step_does_not_affect_other_jobs(tmp_path: Pat
             harness.starts(plain_one)[0].send_heartbeat(step=step, loss=1 / step)
             await asyncio.sleep(1)
         await asyncio.sleep(60)
-        assert len(list_lines(harness.service.overview())) == 4
+        assert len(render_list(harness.service.overview())) == 4
         assert harness.supervisor.store.metrics.points(plain_one)
         for job in (odd, plain_one):
             harness.starts(job)[0].ends(0)

@@ -1,6 +1,6 @@
 """Plots of a job's metrics, as braille characters for a terminal and as SVG. Pure functions.
 
-`draw` makes a Drawing from the server's history of a job; `chart_lines` and `svg` render it.
+`draw` makes a Drawing from the server's history of a job; `render_chart` and `svg` render it.
 """
 
 import math
@@ -261,7 +261,7 @@ class _Canvas:
         return "".join(cells)
 
 
-def chart_lines(drawing: Drawing, columns: int, rows: int, colour: bool = False) -> list[str]:
+def render_chart(drawing: Drawing, columns: int, rows: int, colour: bool = False) -> list[str]:
     """Render a drawing with its axes in the given number of columns and rows."""
     labels = {tick: drawing.y.tick_label(tick) for tick in drawing.y.ticks}
     margin = max(map(display_width, labels.values()), default=0) + 1
@@ -285,7 +285,7 @@ def chart_lines(drawing: Drawing, columns: int, rows: int, colour: bool = False)
         label = label_of_row.get(row, "")
         edge = "┤" if label else "│"
         lines.append(f"{label:>{margin}}{edge}{canvas.row(row, interruptions, colour)}".rstrip())
-    lines += _x_axis_lines(drawing, margin, canvas.columns)
+    lines += _render_x_axis(drawing, margin, canvas.columns)
     if len(drawing.notes) > 1 or len(drawing.curves) > 1:
         marks = f"{_INTERRUPTION_MARK} " if drawing.interruptions else ""
         legend = marks + " · ".join(drawing.notes)
@@ -298,7 +298,7 @@ def _column(fraction: float, columns: int) -> int:
     return min(max(round(fraction * (2 * columns - 1)) // 2, 0), columns - 1)
 
 
-def _x_axis_lines(drawing: Drawing, margin: int, columns: int) -> list[str]:
+def _render_x_axis(drawing: Drawing, margin: int, columns: int) -> list[str]:
     """Return the axis, with as many tick labels as are legible, and its label."""
     edge, text = ["─"] * columns, [" "] * columns
     axis_label = drawing.x.label

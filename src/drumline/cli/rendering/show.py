@@ -17,7 +17,7 @@ from drumline.cli.rendering.text import (
 )
 from drumline.cli.rendering.views import (
     COLOURS,
-    ENDED,
+    FINAL_STATUSES,
     Job,
     format_number,
     format_percent,
@@ -44,19 +44,19 @@ _LIBRARY_LINES = re.compile(
 )
 
 
-def show_lines(job: Job, now: float, colour: bool = False) -> list[str]:
+def render_job(job: Job, now: float, colour: bool = False) -> list[str]:
     """Return everything about a job, the most important facts first."""
     sections = (
-        ("cause", cause_lines(job)),
-        ("progress", _progress_lines(job, now)),
-        ("result", result_lines(job)),
-        ("hosts", _host_lines(job)),
-        ("attempts", _attempt_lines(job, now)),
-        ("lately", _event_lines(job, now)),
-        ("outputs", output_lines(job, now)),
-        ("cost", _cost_lines(job)),
-        ("slice", slice_lines(job, now)),
-        ("held", _held_back_lines(job)),
+        ("cause", render_cause(job)),
+        ("progress", _render_progress(job, now)),
+        ("result", render_result(job)),
+        ("hosts", _render_hosts(job)),
+        ("attempts", _render_attempts(job, now)),
+        ("lately", _render_events(job, now)),
+        ("outputs", render_outputs(job, now)),
+        ("cost", _render_cost(job)),
+        ("slice", render_slice(job, now)),
+        ("held", _render_held_back(job)),
         ("next", [next_steps(job)]),
     )
     lines = [headline(job, colour)]
@@ -71,7 +71,7 @@ def headline(job: Job, colour: bool = False) -> str:
     status = str(job["status"])
     styled = typer.style(status, fg=COLOURS.get(status)) if colour else status
     parts = [f"{job['id']} {sanitize(job['name'])}", styled + outcome_suffix(job)]
-    if status not in ENDED:
+    if status not in FINAL_STATUSES:
         at = format_progress(job.get("progress"))
         parts += [f"step {at}" if at else "", status_note(job).replace(_cause_suffix(job), "")]
     elif status == "SUCCEEDED":
@@ -96,7 +96,7 @@ def outcome_suffix(job: Job) -> str:
     return f": {reason}" if reason else ""
 
 
-def cause_lines(job: Job) -> list[str]:
+def render_cause(job: Job) -> list[str]:
     """Return the host that failed first, its error, and its last lines if they add to it."""
     cause = job.get("cause")
     if not cause:
@@ -126,7 +126,7 @@ def _cause_suffix(job: Job) -> str:
     return f": {error}" if error else "\0"
 
 
-def _host_lines(job: Job) -> list[str]:
+def _render_hosts(job: Job) -> list[str]:
     """Return the phase of most hosts of the current attempt, and the hosts in other phases."""
     attempts = job.get("attempts") or []
     hosts = attempts[-1].get("hosts") if attempts and not attempts[-1].get("outcome") else None
@@ -143,7 +143,7 @@ def _host_lines(job: Job) -> list[str]:
     return lines
 
 
-def _progress_lines(job: Job, now: float) -> list[str]:
+def _render_progress(job: Job, now: float) -> list[str]:
     """Return the step of the job and its well-known metrics."""
     progress = job.get("progress") or {}
     step = format_progress(progress)
@@ -161,18 +161,18 @@ def _progress_lines(job: Job, now: float) -> list[str]:
         lines.append(f"last checkpoint: step {checkpoint}" if checkpoint else "no checkpoint yet")
         attempts = job.get("attempts") or [{}]
         saved_at = (attempts[-1].get("course") or {}).get("saved_at")
-        if checkpoint and saved_at and job["status"] not in ENDED:
+        if checkpoint and saved_at and job["status"] not in FINAL_STATUSES:
             lines[-1] += f", {format_duration(now - saved_at)} ago"
     return lines
 
 
-def result_lines(job: Job) -> list[str]:
+def render_result(job: Job) -> list[str]:
     """Return the result that the program reported, if any."""
     result = (job.get("progress") or {}).get("result")
     return [sanitize(line) for line in str(result).splitlines()] if result else []
 
 
-def _attempt_lines(job: Job, now: float) -> list[str]:
+def _render_attempts(job: Job, now: float) -> list[str]:
     attempts = list(job.get("attempts") or [])
     lines = []
     skipped = range(0)
@@ -203,7 +203,7 @@ def _attempt_lines(job: Job, now: float) -> list[str]:
             text = f"{where} (same error)" if error in printed_errors else text
             printed_errors |= {error} - {""}
         if outcome == "stuck":
-            is_last = index == len(attempts) - 1 and job["status"] in ENDED
+            is_last = index == len(attempts) - 1 and job["status"] in FINAL_STATUSES
             text = f"{_last_step(attempt, now)}: stuck, {'ended' if is_last else 'restarted'}"
         lines.append(f"{attempt['number']:>{digits}}  {zone}  {times:13}  {text}")
     return lines + _pauses(job, attempts)
@@ -243,8 +243,8 @@ def _pauses(job: Job, attempts: Sequence[Job]) -> list[str]:
     return lines[-3:]
 
 
-def _event_lines(job: Job, now: float) -> list[str]:
-    if job["status"] in ENDED:
+def _render_events(job: Job, now: float) -> list[str]:
+    if job["status"] in FINAL_STATUSES:
         return []
     return [
         f"{format_time(event['time'], now, seconds=True)}  "
@@ -253,7 +253,7 @@ def _event_lines(job: Job, now: float) -> list[str]:
     ]
 
 
-def output_lines(job: Job, now: float) -> list[str]:
+def render_outputs(job: Job, now: float) -> list[str]:
     """Return where the outputs are, how many, from when, and what could not be copied."""
     outputs = job.get("outputs")
     if not outputs:
@@ -277,7 +277,7 @@ def output_lines(job: Job, now: float) -> list[str]:
     return lines
 
 
-def _cost_lines(job: Job) -> list[str]:
+def _render_cost(job: Job) -> list[str]:
     """Return the cost of real slices, and what the emulated ones would cost."""
     lines = []
     if job.get("cost") is not None:
@@ -303,7 +303,7 @@ def _cost_text(job: Job, key: str) -> str:
     return text
 
 
-def slice_lines(job: Job, now: float) -> list[str]:
+def render_slice(job: Job, now: float) -> list[str]:
     """Return the slice of a job, with its cost."""
     tpu_slice, requests = job.get("slice"), job.get("requests") or []
     if any(tpu_slice and request["name"] == tpu_slice["name"] for request in requests):
@@ -340,7 +340,7 @@ def _request_line(request: Job, now: float) -> str:
     return f"{line} ({', '.join(facts)})" if facts else line
 
 
-def _held_back_lines(job: Job) -> list[str]:
+def _render_held_back(job: Job) -> list[str]:
     """Return the slices with a bad host that are held back, with their cost."""
     lines = []
     for bad_slice in job.get("parked") or ():

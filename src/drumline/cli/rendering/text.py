@@ -153,17 +153,17 @@ def format_dollars(amount: float) -> str:
     return f"${amount:,.0f}" if abs(amount) >= 99.995 else f"${amount:,.2f}"
 
 
-def plural(number: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     """Format as `1 chip`, `2 chips` or `1,024 chips`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
-def format_short(number: float) -> str:
+def format_short(value: float) -> str:
     """Format with three digits and a prefix: `9.8k`, `1.25M`, `412`."""
     for scale, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= scale:
-            return f"{number / scale:.3g}{letter}"
-    return f"{number:.3g}"
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{letter}"
+    return f"{value:.3g}"
 
 
 def format_size(size: int) -> str:
@@ -200,7 +200,7 @@ def parse_time(text: str, now: float) -> float:
     return datetime.fromisoformat(text.strip()).timestamp()
 
 
-def table_lines(
+def render_table(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],
     right: str = "",
@@ -228,9 +228,9 @@ def table_lines(
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
-    """Print rows under headings, aligned as in `table_lines`, with bold headings on a terminal."""
+    """Print rows under headings, aligned as in `render_table`, with bold headings on a terminal."""
     cells = [[sanitize(cell) for cell in row] for row in rows]
-    heading, *lines = table_lines(headings, cells, right)
+    heading, *lines = render_table(headings, cells, right)
     typer.secho(heading, bold=True)
     for line in lines:
         typer.echo(line)

@@ -15,14 +15,14 @@ from drumline.cli.rendering.text import (
     format_dollars,
     format_short,
     plural,
+    render_table,
     sanitize,
-    table_lines,
     truncate,
 )
 
 Job = Mapping[str, Any]
 
-ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+FINAL_STATUSES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 
 HEADINGS: tuple[str, ...] = (
     "JOB ID",
@@ -54,7 +54,7 @@ COLOURS = {
 }
 
 
-def list_lines(
+def render_list(
     jobs: Sequence[Job], columns: int | None = None, colour: bool = False, rows: int | None = None
 ) -> list[str]:
     """Return the table and its summary, limited to the columns and rows of a terminal.
@@ -64,8 +64,8 @@ def list_lines(
     if not jobs:
         return ["no jobs · create one: drumline create job.yaml · ended jobs: drumline list --all"]
     active = [job for job in jobs if _is_active(job)]
-    ended = [job for job in reversed(jobs) if not _is_active(job)]
-    visible = [*active, *ended][: None if rows is None else max(rows - 3, 1)]
+    finished = [job for job in reversed(jobs) if not _is_active(job)]
+    visible = [*active, *finished][: None if rows is None else max(rows - 3, 1)]
     headings, cells = HEADINGS, [_row(job) for job in visible]
     if columns is not None:
         headings, cells = _fit(cells, columns)
@@ -74,7 +74,7 @@ def list_lines(
         colour = COLOURS.get(cell.rstrip()) if headings[column] == "STATUS" else None
         return typer.style(cell, fg=colour) if colour else cell
 
-    heading, *lines = table_lines(headings, cells, paint=paint if colour else None)
+    heading, *lines = render_table(headings, cells, paint=paint if colour else None)
     hidden = len(jobs) - len(visible)
     total = summary_line(jobs)
     return [
@@ -87,7 +87,7 @@ def list_lines(
 
 def _is_active(job: Job) -> bool:
     """Return True if a job has not ended, or has ended and still costs money."""
-    return job["status"] not in ENDED or bool(job.get("chips_held") or job.get("parked"))
+    return job["status"] not in FINAL_STATUSES or bool(job.get("chips_held") or job.get("parked"))
 
 
 def _row(job: Job) -> list[str]:
@@ -217,7 +217,7 @@ def interruptions_and_reruns(job: Job) -> list[str]:
 
 def stops_program(job: Job) -> bool:
     """Return True if the end of a job would stop a program, or its start on a slice."""
-    return job["status"] not in ENDED and bool(job.get("chips_held"))
+    return job["status"] not in FINAL_STATUSES and bool(job.get("chips_held"))
 
 
 def describe_state(job: Job) -> str:
@@ -229,14 +229,18 @@ def describe_state(job: Job) -> str:
     checkpoint = format_progress({"step": (job.get("progress") or {}).get("checkpoint")})
     if checkpoint:
         text += f"; its last checkpoint is step {checkpoint}"
-    elif step and job["status"] not in ENDED and not (job.get("spec") or {}).get("checkpoint"):
+    elif (
+        step
+        and job["status"] not in FINAL_STATUSES
+        and not (job.get("spec") or {}).get("checkpoint")
+    ):
         text += "; it has no checkpoint"
     return text
 
 
 def describe_effect(verb: str, job: Job, with_outputs: bool = False) -> str:
     """Return the effect of a verb on a job as a sentence."""
-    effects = [] if job["status"] in ENDED else ["stops it"]
+    effects = [] if job["status"] in FINAL_STATUSES else ["stops it"]
     if job.get("chips_held"):
         effects.append(f"releases {_chips(job)}")
     if verb == "clean":
@@ -250,17 +254,17 @@ def describe_effect(verb: str, job: Job, with_outputs: bool = False) -> str:
 
 def describe_plan(verb: str, job: Job, with_outputs: bool = False) -> str:
     """Return the dry run of a verb as one line."""
-    name, ended = _name(job), job["status"] in ENDED
+    name, finished = _name(job), job["status"] in FINAL_STATUSES
     holds_slice = bool(job.get("chips_held"))
     step = format_progress(_step_only(job))
     state = f"{name} ({job['status']}{f' at step {step}' if step else ''})"
     if verb == "resume":
-        if not ended:
+        if not finished:
             return f"would change nothing: {name} is {job['status']}"
         slice_text = f"on its {_chips(job)}" if holds_slice else f"on a new {job['accelerator']}"
         return f"would restart {state} {slice_text}"
     if verb == "cancel":
-        if ended:
+        if finished:
             return f"would change nothing: {name} is {job['status']}"
         if not holds_slice:
             return f"would stop {state}; it holds no slice"
@@ -271,7 +275,7 @@ def describe_plan(verb: str, job: Job, with_outputs: bool = False) -> str:
             rate = format_dollars(job["would_cost_per_hour"])
             price = f", would be about {rate} an hour on Google"
         return f"would stop the program of {state} and keep {_chips(job)}{price}"
-    effects = [] if ended else [f"stop {state}"]
+    effects = [] if finished else [f"stop {state}"]
     if holds_slice:
         effects.append(f"release {_chips(job)}")
     if verb == "clean":

@@ -151,8 +151,8 @@ async def _serve(home: Path, lock: IO[str], config: EmulatorConfig, port: int, i
     _write_endpoint(home, endpoint)
     endpoint_task = asyncio.create_task(_keep_endpoint_file(home, lock, endpoint))
     endpoint_task.add_done_callback(lambda _: stop())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop)
     advance_task = asyncio.create_task(service.run())
     idle_task = asyncio.create_task(idle_exit.wait_until_idle())
     idle_task.add_done_callback(lambda _: stop())

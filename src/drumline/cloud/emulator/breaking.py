@@ -107,14 +107,14 @@ def _find_target(service: Service, request: BreakRequest) -> _Target:
             ) from None
         return _machine_target(service, request.target)
     nodes = [subject] if isinstance(subject, Node) else service.fleet.nodes_under(subject)
-    hosts = [(node, number) for node in nodes for number in range(len(node.hosts))]
+    hosts = [(node, index) for node in nodes for index in range(len(node.hosts))]
     if not hosts:
         raise UserError(f"{request.target} has no hosts now: it is {subject.state}")
     host = request.host or 0
     if not 0 <= host < len(hosts):
         raise UserError(f"{request.target} has the hosts 0 to {len(hosts) - 1}, not {host}")
-    node, number = hosts[host]
-    return _Target(node.machines[number], node, number)
+    node, index = hosts[host]
+    return _Target(node.machines[index], node, index)
 
 
 def _machine_target(service: Service, machine: str) -> _Target:

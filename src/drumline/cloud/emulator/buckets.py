@@ -119,7 +119,7 @@ class BucketFolder:
     """
 
     def __init__(self, folder: Path, clock: Callable[[], int] = time.time_ns) -> None:
-        """Create the folder. Unfinished writes of an earlier process are removed."""
+        """Create the folder. Unfinished writes of a previous process are removed."""
         self._folder = folder.resolve()
         self._clock = clock
         self._deleted: dict[tuple[str, str], int] = {}
@@ -296,7 +296,7 @@ class ObjectWalk(Iterator[StoredObject]):
     """
 
     def __init__(self, bucket: str, root: Path, prefix: str, start: str) -> None:
-        """Nothing is read before the first object is requested."""
+        """Reading starts with the request for the first object."""
         self._bucket, self._prefix, self._start = bucket, prefix, start
         directory = prefix.rpartition("/")[0]
         below = root / directory

@@ -250,9 +250,9 @@ class _Host:
         if not faults.slow:
             self._pause_programs(False)
 
-    def _signal_sshd(self, number: signal.Signals) -> None:
+    def _signal_sshd(self, signum: signal.Signals) -> None:
         if self._sshd is not None:
-            processes.send([self._sshd], number)
+            processes.send([self._sshd], signum)
 
     def _fail_programs(self) -> None:
         """Make the programs fail with the error of a chip that cannot be opened."""
@@ -281,8 +281,8 @@ class _Host:
 
     def _pause_programs(self, paused: bool) -> None:
         if paused or self._paused:
-            number = signal.SIGSTOP if paused else signal.SIGCONT
-            processes.send(self._processes_except_sshd(), number)
+            signum = signal.SIGSTOP if paused else signal.SIGCONT
+            processes.send(self._processes_except_sshd(), signum)
         self._paused = paused
 
 

@@ -31,7 +31,7 @@ _STOP_SECONDS = 30.0
 _EXIT_SECONDS = 2.0
 _RESPONSE_SECONDS = 30.0
 # An emulator writes its endpoint file seconds after it has taken the lock, and restores it within
-# a second. Then nothing can find it.
+# a second. Then no client can find it.
 _ENDPOINT_SECONDS = 20.0
 RESTART = "drumline emulator stop, then drumline emulator start"
 
@@ -120,7 +120,7 @@ def ensure_running(home: Path) -> str:
     """Return the base URL of the emulator of a home, and start it if it does not run.
 
     It runs in its own session and outlives the caller. Concurrent callers start only one. One whose
-    endpoint file stays unreadable is replaced, because nothing can call it.
+    endpoint file stays unreadable is replaced, because no client can call it.
     """
     if url := endpoint(home):
         return url
@@ -220,7 +220,7 @@ def wait_for_exit(processes: Iterable[int]) -> None:
 
 
 def has_exited(pid: int) -> bool:
-    """Return True if a process is gone, or only waits for its parent to notice its end."""
+    """Return True if a process has exited, even if its parent has not reaped it."""
     try:
         os.kill(pid, 0)
         status = Path(f"/proc/{pid}/stat").read_text()

@@ -33,7 +33,7 @@ class MachineFolders:
         return self._broken
 
     def remove_all(self) -> None:
-        """Remove all folders, including those of an earlier emulator."""
+        """Remove all folders, including those of a previous emulator."""
         shutil.rmtree(self._root, ignore_errors=True)
 
     def folder(self, name: str) -> Path:

@@ -76,15 +76,15 @@ def find_by_environment(text: str) -> list[int]:
     return [pid for pid in all_pids() if text.encode() in process_environment(pid)]
 
 
-def send(pids: Iterable[int], number: signal.Signals) -> None:
+def send(pids: Iterable[int], signum: signal.Signals) -> None:
     """Send a signal to each process that still exists."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+            os.kill(pid, signum)
 
 
 def reap() -> None:
-    """Reap all children that have ended."""
+    """Reap all exited children."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -119,7 +119,7 @@ def output_file(pid: int) -> Path | None:
 
 
 def command_line(pid: int) -> str:
-    """Return the command line of a process, or an empty text if it has ended."""
+    """Return the command line of a process; empty if it has exited."""
     with contextlib.suppress(OSError):
         return (
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -108,13 +108,13 @@ class _RunningHost:
     async def carry_out(self, order: Order) -> bool:
         """Send an order and wait until it is carried out. Return False if the host ends before."""
         self.sent += 1
-        number = self.sent
+        order_index = self.sent
         try:
             self.pipe.send(order)
         except OSError:
             return False
-        await self._wait_until(lambda: self.acknowledged >= number)
-        return self.acknowledged >= number
+        await self._wait_until(lambda: self.acknowledged >= order_index)
+        return self.acknowledged >= order_index
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition() and not self.closed:
@@ -143,7 +143,7 @@ class RunningHosts:
         self._ending: set[int] = set()
 
     def remove_leftovers(self) -> None:
-        """End the hosts of an earlier emulator in this home, and remove their disks."""
+        """End the hosts of a previous emulator in this home, and remove their disks."""
         variable = f"DRUMLINE_HOST_TAG={self._settings.tag}"
         processes.kill_all(lambda: processes.find_by_environment(variable), timeout=5.0)
         remove_tree(self._settings.hosts)

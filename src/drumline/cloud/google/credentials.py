@@ -79,7 +79,7 @@ class GoogleCredentials:
                     await asyncio.to_thread(_refresh, credentials)
                 except CloudError as error:
                     if error.code == UNAUTHENTICATED:
-                        # The next call reads the login again, which the user may have renewed.
+                        # The next call rereads the login, which the user may have renewed.
                         self._credentials = None
                     raise
             if not isinstance(credentials.token, str):

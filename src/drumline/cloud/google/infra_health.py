@@ -2,7 +2,7 @@
 
 The metric `compute.googleapis.com/instance/tpu/infra_health` has a series per instance and status.
 An unhealthy instance has a category such as BAD_TPU_CHIP. Google does not document that spot slices
-have this metric, so nothing depends on it.
+have this metric, so Drumline works without it.
 """
 
 from datetime import UTC, datetime, timedelta

@@ -37,7 +37,7 @@ from drumline.cloud.model.errors import (
 from drumline.cloud.model.machines import Machines
 from drumline.cloud.model.operations import Operations
 from drumline.cloud.model.resources import (
-    ENDED,
+    FINAL_STATES,
     LOST,
     STARTING_STATES,
     CloudTiming,
@@ -380,7 +380,7 @@ class Fleet:
         return any(
             name == spec.name
             for request in self.requests.values()
-            if request.state not in ENDED
+            if request.state not in FINAL_STATES
             for spec in request.spec.nodes
         )
 

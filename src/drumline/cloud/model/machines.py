@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from drumline.chips import LOCAL_ZONES, Slice, slices, zone_offers
 from drumline.cloud.model.resources import NodeSpec
 
-# A user who keeps a bad slice, so that it is not assigned again, needs a second one.
+# A user who keeps a bad slice, so that it is not reassigned, needs a second slice.
 _SLICES_PER_POOL = 2
 
 
@@ -25,8 +25,8 @@ class _Pool:
     """The free machines, with the number of their last release; 0 if they were never used."""
 
     def grow_to(self, size: int) -> None:
-        for number in range(self.size, size):
-            self.free[number] = 0
+        for index in range(self.size, size):
+            self.free[index] = 0
         self.size = max(self.size, size)
 
 
@@ -48,26 +48,26 @@ class Machines:
         pool_key = _pool_key(spec.zone, spec.slice)
         pool = self._pools.setdefault(pool_key, _Pool())
         pool.grow_to(pool.size + spec.slice.hosts - len(pool.free))
-        idle_longest = sorted(pool.free, key=lambda number: (pool.free[number], number))
-        numbers = sorted(idle_longest[: spec.slice.hosts])
-        for number in numbers:
-            del pool.free[number]
-        return tuple(f"{pool_key}-{number}" for number in numbers)
+        idle_longest = sorted(pool.free, key=lambda index: (pool.free[index], index))
+        indices = sorted(idle_longest[: spec.slice.hosts])
+        for index in indices:
+            del pool.free[index]
+        return tuple(f"{pool_key}-{index}" for index in indices)
 
     def release(self, names: Sequence[str]) -> None:
         """Free the machines of a node. All other free machines are assigned before them."""
         self._releases += 1
         for name in names:
-            pool_key, _, number = name.rpartition("-")
-            self._pools[pool_key].free[int(number)] = self._releases
+            pool_key, _, index = name.rpartition("-")
+            self._pools[pool_key].free[int(index)] = self._releases
 
     def chips(self, name: str) -> int | None:
         """Return the number of chips of a machine, or None if no machine can have that name.
 
         A machine may be named before it has its first slice.
         """
-        pool_key, _, number = name.rpartition("-")
-        if not (number.isascii() and number.isdecimal() and str(int(number[:9])) == number):
+        pool_key, _, index = name.rpartition("-")
+        if not (index.isascii() and index.isdecimal() and str(int(index[:9])) == index):
             return None
         zone = "-".join(pool_key.split("-")[:-2])
         candidates = [
@@ -83,7 +83,7 @@ class Machines:
         machines = max(
             pool.size, _SLICES_PER_POOL * max(candidate.hosts for candidate in candidates)
         )
-        return candidates[0].chips_per_host if int(number) < machines else None
+        return candidates[0].chips_per_host if int(index) < machines else None
 
 
 def _pool_key(zone: str, tpu_slice: Slice) -> str:

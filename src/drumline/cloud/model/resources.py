@@ -56,7 +56,7 @@ class Initiator(StrEnum):
 LOST = frozenset({NodeState.PREEMPTED, NodeState.TERMINATED})
 STARTING_STATES = frozenset({NodeState.CREATING, NodeState.STARTING, NodeState.RESTARTING})
 """The states of a node that becomes READY once all its hosts accept logins."""
-ENDED = frozenset({RequestState.SUSPENDED, RequestState.FAILED})
+FINAL_STATES = frozenset({RequestState.SUSPENDED, RequestState.FAILED})
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The agent: runs the program of one attempt on one host and survives every lost connection.
+"""The agent: runs the program of one attempt on one host and survives every disconnection.
 
 This package is zipped into one file, copied to each host, and called as `python3 agent VERB …`. It
 needs only Python 3.8. Its whole state is in files below ~/.drumline, each replaced by a rename, so

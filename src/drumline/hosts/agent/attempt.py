@@ -72,7 +72,7 @@ def prepare(folder: str, chip_timeout: str) -> None:
 
 
 def start(folder: str) -> None:
-    """Start the program. Later calls never start it again and report its status."""
+    """Start the program. Later calls never restart it and report its status."""
     message = receive_message(Start)
     deadline = time.monotonic() + 10
     while not os.path.exists(os.path.join(folder, "started.json")):
@@ -122,7 +122,7 @@ def run_and_wait(folder: str) -> None:
     orphans = AdoptedOrphans(folder, child)
     while True:
         wait_status = reap(child)
-        ended_at = time.time()
+        exited_at = time.time()
         with contextlib.suppress(Exception):
             first_error.scan()
             growth.update()
@@ -139,8 +139,8 @@ def run_and_wait(folder: str) -> None:
         deadline = time.monotonic() + (3600 if stopping else 60)
         while program_processes(folder) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        ended_at = time.time()
-    record = exit_record(folder, code, ended_at, first_error)
+        exited_at = time.time()
+    record = exit_record(folder, code, exited_at, first_error)
     if code != 0 and not stopping:
         with contextlib.suppress(Exception):
             record.update(chips.after_failure())
@@ -153,7 +153,7 @@ def run_and_wait(folder: str) -> None:
 
 
 def stop(folder: str, grace: str) -> None:
-    """Stop the program on this host and make sure that it never starts again."""
+    """Stop the program on this host and make sure that it never restarts."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if not os.path.exists(os.path.join(folder, "stop.json")):
         write_json({"at": time.time()}, folder, "stop.json")

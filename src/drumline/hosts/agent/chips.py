@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEVICE_PATTERNS = ("vfio/[0-9]*", "accel[0-9]*", "accel/accel[0-9]*")
 """The device files of chips: vfio since v5e, accel for v2 to v4."""
 RELEASE_SECONDS = 5.0
-"""Seconds that the kernel may take to release a chip after its process has ended."""
+"""Seconds that the kernel may take to release a chip after the exit of its process."""
 TAIL_BYTES = 16_384
 CHIP_ERROR = (
     rb"/dev/(?:vfio|accel)|iommu group|TPU initialization failed|initialize backend .?tpu"
@@ -52,7 +52,7 @@ def chip_devices(devices: str) -> list[str]:
 def chips_error(devices: str) -> str:
     """Return the error of the first chip that cannot be opened; empty if there is none.
 
-    A file that only another user may open shows nothing about the chip.
+    A file that only a different user may open is no evidence about the chip.
     """
     for path in chip_devices(devices):
         try:
@@ -110,7 +110,7 @@ class ChipMonitor:
         self.size = size
 
     def after_failure(self) -> Json:
-        """Return the facts about the chips, after a program ended with an error."""
+        """Return the facts about the chips, after a program failed."""
         tail = self._tail()
         if not re.search(CHIP_ERROR, tail):
             return {}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FOLDER = os.path.join(CACHE, "code")
 MAX_BYTES = 5 * 10**9
-"""The size of all received files from which the oldest ones are removed."""
+"""The size of all received files from which the oldest files are removed."""
 MAX_AGE_SECONDS = 7 * 86400.0
 UNPACKED = ".files.json"
 """The end of the name of the file, beside a working copy, with the files of the code."""
@@ -99,7 +99,7 @@ def unpack_code(archive: str, large_files: list[str], work: str) -> tuple[str, .
 
 
 def write_unpacked_files(draft: str, final: str) -> None:
-    """Record the size and time of the files of the code, so that changed ones are known later."""
+    """Record the size and timestamp of the files of the code, to detect later changes."""
     import json
 
     files = {}
@@ -202,7 +202,7 @@ def mark_used(name: str) -> bool:
 
 
 def prune(max_bytes: int, in_use_seconds: float = IN_USE_SECONDS) -> None:
-    """Remove old files, and the least recently used ones beyond `max_bytes`.
+    """Remove old files, and the least recently used files beyond `max_bytes`.
 
     A file that another job is about to unpack may be removed if the disk is full. Its server then
     sends it again.
@@ -223,7 +223,7 @@ def prune(max_bytes: int, in_use_seconds: float = IN_USE_SECONDS) -> None:
 
 @contextlib.contextmanager
 def explain_full_disk() -> Iterator[None]:
-    """Empty the cache and end with a message if the disk is full. The server tries again."""
+    """Empty the cache and exit with a message if the disk is full. The server retries."""
     try:
         yield
     except OSError as error:

@@ -8,7 +8,7 @@ import time
 from .environment import find_program
 
 GRACE_SECONDS = 3.0
-"""Seconds that the container of an earlier attempt has between SIGTERM and its removal."""
+"""Seconds that the container of a previous attempt has between SIGTERM and its removal."""
 
 
 def run_docker(*arguments: str) -> str:
@@ -56,7 +56,7 @@ def remove_container(container: str) -> None:
 
 
 def end_container(folder: str) -> None:
-    """End the container of an earlier attempt, as `terminate` does with processes."""
+    """Stop the container of a previous attempt, as `terminate` does with processes."""
     container = container_name(folder)
     if container and exists(container):
         signal_container(container)

@@ -58,7 +58,7 @@ def write_interpreter(folder: str, interpreter: str) -> None:
 
 def program_environment(folder: str, program: HostProgram) -> dict[str, str]:
     """Return the variables of the host, the user, the secrets and Drumline, in that order."""
-    # Variables of an earlier multislice job make the next one hang.
+    # Variables of a previous multislice job make the next job hang.
     environment = {
         name: value
         for name, value in host_environment(folder, program).items()

@@ -1,9 +1,9 @@
-"""Python environments, which later jobs and attempts on this host use again.
+"""Python environments, which later jobs and attempts on this host reuse.
 
 An environment is named by the digest of everything that decides its packages. It is made in a new
 folder, under a lock, and its record is written last: a folder without a record is what a killed
 installation left behind, and is never used. The record has a digest of the installed packages. If a
-program has changed them, only that program's job uses the environment again.
+program has changed them, only that program's job reuses the environment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHARED = os.path.join(CACHE, "python")
 OWN = os.path.join(ROOT, "python")
 """The folder of environments that their job changes. Emulated hosts do not share it."""
 MAX_BYTES = 20 * 10**9
-"""The size of all environments from which the least recently used ones are removed."""
+"""The size of all environments from which the least recently used are removed."""
 MAX_AGE_SECONDS = 7 * 86400.0
 IN_USE_SECONDS = 3600.0
 """The time after its last set-up in which an environment is not removed: the program may still
@@ -54,7 +54,7 @@ class CachedEnvironment:
         self._digest = environment_digest(folder, read_program(folder), recipe)
         self._lock: int | None = None
         self._path = ""
-        self._began_at = 0.0
+        self._started_at = 0.0
 
     def lock(self) -> bool:
         """Wait until no other attempt makes this environment. Return False if this one is stopped.
@@ -100,9 +100,9 @@ class CachedEnvironment:
         for name in _folders(self._parent):
             if name.startswith(prefix) and name not in known:
                 _remove_folder(os.path.join(self._parent, name))
-        self._began_at = time.time()
-        # Never the name of an earlier environment, because set-up steps ran in that one.
-        self._select(os.path.join(self._parent, f"{prefix}-{int(1000 * self._began_at):x}"))
+        self._started_at = time.time()
+        # Never the name of a previous environment, because set-up steps ran in it.
+        self._select(os.path.join(self._parent, f"{prefix}-{int(1000 * self._started_at):x}"))
 
     def finish(self, installed: bool) -> None:
         """Record a complete installation, or remove an incomplete one. Remove old environments."""
@@ -113,14 +113,14 @@ class CachedEnvironment:
         os.sync()
         record = {
             "digest": self._digest,
-            "made": self._began_at,
+            "made": self._started_at,
             "packages": installed_packages(self._path),
             "bytes": _size(self._path),
             "job": self._recipe.job,
             "shared": False,
         }
         write_json(record, self._path + ".json")
-        self._log("made", f" in {time.time() - self._began_at:.0f} s")
+        self._log("made", f" in {time.time() - self._started_at:.0f} s")
         prune(self._parent)
 
     def _select(self, path: str) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = os.path.join(os.path.expanduser("~"), ".drumline")
 CACHE = os.environ.get("DRUMLINE_CACHE") or ROOT
-"""The folder of files that later jobs use again. All emulated hosts of a machine share one."""
+"""The folder of files that later jobs reuse. All emulated hosts of a machine share it."""
 
 
 def open_file(*path: str) -> BinaryIO:

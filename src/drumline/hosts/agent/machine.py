@@ -142,7 +142,7 @@ def choose_port() -> None:
 
 
 def free_chips(folder: str, timeout: float) -> str:
-    """Stop the programs of earlier attempts and wait until the chips can be opened.
+    """Stop the programs of previous attempts and wait until the chips can be opened.
 
     Return the error if they cannot be opened within `timeout` seconds, else an empty text.
     """
@@ -170,12 +170,12 @@ def free_chips(folder: str, timeout: float) -> str:
         error = chips_error(devices)
         if not error or time.monotonic() > deadline:
             return error
-        # After its holder has ended, the kernel takes seconds to release a chip.
+        # After the exit of its holder, the kernel takes seconds to release a chip.
         time.sleep(POLL_SECONDS)
 
 
 def chip_holders(devices: str, folder: str) -> set[int]:
-    """Return the processes of earlier attempts that hold a chip."""
+    """Return the processes of previous attempts that hold a chip."""
     heartbeat = os.path.join(folder, "heartbeat.json").encode()
     pids = set()
     for pid in all_pids():

@@ -30,7 +30,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def all_pids() -> Iterator[int]:
-    """Yield the ids of all processes; nothing on a system without /proc."""
+    """Yield the ids of all processes; none on a system without /proc."""
     if HAS_PROC:
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -38,7 +38,7 @@ def all_pids() -> Iterator[int]:
 
 
 def process_stat(pid: int) -> tuple[str, int, int, int, int] | None:
-    """Return state, group, session, start time and parent of a process; None if it has ended."""
+    """Return state, group, session, start time and parent of a process; None if it has exited."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -48,9 +48,9 @@ def process_stat(pid: int) -> tuple[str, int, int, int, int] | None:
 
 
 def process_environment(pid: int) -> bytes:
-    """Return the environment that a process was started with, each variable ended by a NUL.
+    """Return the environment that a process was started with, with a NUL after each variable.
 
-    The result is empty if the process has ended or belongs to another user.
+    The result is empty if the process has exited or belongs to a different user.
     """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -156,11 +156,11 @@ def _group_id(leader: int) -> set[int]:
 # Killing -----------------------------------------------------------------------------------------
 
 
-def send_signal(pids: set[int], number: int) -> None:
+def send_signal(pids: set[int], signum: int) -> None:
     """Send a signal to each process that still exists."""
     for pid in pids:
         with contextlib.suppress(OSError):
-            os.kill(pid, number)
+            os.kill(pid, signum)
 
 
 def terminate(list_processes: Callable[[], set[int]], grace: float) -> int:
@@ -199,7 +199,7 @@ def adopt_orphans() -> None:
 
 
 def reap(leader: int) -> int | None:
-    """Reap every child that has ended. Return the leader's wait status if it is among them."""
+    """Reap every exited child. Return the leader's wait status if the leader is among them."""
     leader_status = None
     while True:
         try:
@@ -266,8 +266,8 @@ def run_detached(task: Callable[[], None], folder: str, keep: set[int]) -> None:
             os.dup2(null, descriptor)
         close_descriptors(keep)
         # A host that shuts down signals all processes. The waiter must outlive the program.
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
         os.chdir("/")
         task()
     except BaseException as error:
@@ -284,10 +284,10 @@ def exec_program(
     try:
         os.setsid()
         os.umask(0o022)
-        for number in range(1, signal.NSIG):
+        for signum in range(1, signal.NSIG):
             # An ignored signal stays ignored in the program, which could then not catch SIGTERM.
             with contextlib.suppress(OSError, ValueError):
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(signum, signal.SIG_DFL)
         # When memory runs out, the kernel should kill the program before sshd and the waiter.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("300")

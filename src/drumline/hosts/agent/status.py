@@ -119,18 +119,18 @@ def _record_unseen_exit(folder: str, log_from: int) -> Json:
     """Record the exit of a program whose waiter was killed."""
     first_error = FirstError(folder, log_from)
     first_error.scan()
-    ended_at = os.stat(os.path.join(folder, "log")).st_mtime if log_size(folder) else 0.0
+    exited_at = os.stat(os.path.join(folder, "log")).st_mtime if log_size(folder) else 0.0
     if first_error.at is not None:
-        first_error.at = ended_at
-    record = exit_record(folder, None, ended_at or time.time(), first_error)
+        first_error.at = exited_at
+    record = exit_record(folder, None, exited_at or time.time(), first_error)
     end_remaining(folder, grace=1)
     write_json(record, folder, "exit.json")
     return record
 
 
-def exit_record(folder: str, code: int | None, ended_at: float, first_error: FirstError) -> Json:
+def exit_record(folder: str, code: int | None, exited_at: float, first_error: FirstError) -> Json:
     """Return the record of the program's exit; `code` is None if no waiter saw it."""
-    record: Json = {"exit_code": -9 if code is None else code, "ended_at": ended_at}
+    record: Json = {"exit_code": -9 if code is None else code, "ended_at": exited_at}
     lines = last_lines(folder)
     reported = read_json(folder, "error.json")
     program = find_program(folder)
@@ -140,18 +140,18 @@ def exit_record(folder: str, code: int | None, ended_at: float, first_error: Fir
     if code == 0:
         pass
     elif os.path.exists(os.path.join(folder, "stop.json")):
-        error, error_at = "stopped", ended_at
+        error, error_at = "stopped", exited_at
     elif reported:
         error = _reported_error(reported)
-        error_at = _time_or_default(reported.get("at"), ended_at)
+        error_at = _time_or_default(reported.get("at"), exited_at)
     elif code in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        error, error_at = "killed (SIGKILL), most likely out of memory", ended_at
+        error, error_at = "killed (SIGKILL), most likely out of memory", exited_at
     elif first_error.at is not None:
         error, error_at = first_error.message(work), first_error.at
     elif code is None:
-        error, error_at = "exit code unknown: the agent that waited for it was killed", ended_at
+        error, error_at = "exit code unknown: the agent that waited for it was killed", exited_at
     else:
-        error, error_at = (lines[-1] if lines else f"exit code {code}"), ended_at
+        error, error_at = (lines[-1] if lines else f"exit code {code}"), exited_at
     # bash names the script by its path on the host, which is of no use to the user.
     error = error.replace(folder + os.sep, "")
     record.update(error=error[:500], error_at=error_at, tail=lines)

@@ -191,7 +191,7 @@ def failed_command(failure_file: str, code: int, step: SetUpStep) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """Return the exit code or the signal that ended a step."""
+    """Return the exit code of a step, or the signal that killed it."""
     if code > 0:
         return f"exit code {code}"
     names = {member.value: member.name for member in signal.Signals}

@@ -128,7 +128,7 @@ class SetUpStep(Message):
 
 
 class PythonRecipe(Message):
-    """A Python environment to make, or to use again."""
+    """A Python environment to create, or to reuse."""
 
     kind: str
     version: str = ""
@@ -148,14 +148,14 @@ class StepResult(Message):
     error: str = ""
     tail: tuple[str, ...] = ()
     ran: bool = False
-    """True if this call ran the step, False if an earlier call did."""
+    """True if this call ran the step, False if a previous call did."""
 
 
 class AttemptStatus(Message):
     """The state of the attempt on this host."""
 
     state: Literal["none", "running", "exited", "lost"]
-    """`lost` means that a restart of the host ended the program."""
+    """`lost` means that a restart of the host killed the program."""
     prepared: bool = False
     stopped: bool = False
     repeating: str = ""
@@ -175,7 +175,8 @@ class AttemptStatus(Message):
     chip_holder: str = ""
     """The process of the program that held the chip which the program could not open."""
     chip_error: str = ""
-    """The error of opening the chips after the program had failed and its processes were gone."""
+    """The error of opening the chips after the failure of the program and the end of its
+    processes."""
     location: str = ""
     """The physical location of a chip that libtpu's own log blames."""
 
@@ -189,7 +190,7 @@ class WatchLine(Message):
     skipped: int = 0
     """The number of bytes before these that were left out, because the log grows too fast."""
     at: float | None = None
-    """The time at which the bytes were written, by the clock of the host."""
+    """The timestamp of the write, by the clock of the host."""
     status: AttemptStatus | None = None
     log_size: int | None = None
     beat: float | None = None
@@ -198,7 +199,7 @@ class WatchLine(Message):
 
 
 class KeepAlive(Message):
-    """A sign of lifetime while there is nothing to report."""
+    """A keep-alive message without a report."""
 
     beat: float
 
@@ -317,7 +318,7 @@ def decode(line: str | bytes) -> Json:
 
 
 def parse(line: str | bytes) -> Any:
-    """Parse any JSON value so that it can be stored and sent again. Raise ValueError."""
+    """Parse any JSON value so that it can be stored and resent. Raise ValueError."""
     text = line if isinstance(line, str) else line.decode("utf-8", "replace")
     try:
         value = json.loads(line, parse_constant=str, parse_int=_parse_int)
@@ -364,7 +365,7 @@ RESERVED_METRICS = (
     "step", "time", "total", "resumed", "checkpoint", "loss", "rate", "item", "mfu", "goodput",
     "result",
 )  # fmt: skip
-"""The names that Drumline uses. They are kept even if a report has too many others."""
+"""The names that Drumline uses. They are never dropped from a report with too many names."""
 MAX_REPORT_NAMES, MAX_REPORT_NAME, MAX_REPORT_TEXT = 128, 200, 2000
 """The bounds of a report on its way from the host. The server keeps less (see heartbeats.py)."""
 

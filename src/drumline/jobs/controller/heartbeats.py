@@ -89,7 +89,7 @@ class LogReader:
 
     def _read(self, path: Path) -> list[dict[str, Any]]:
         size = received_size(path)
-        # The log of a replaced host starts again and is shorter.
+        # The log of a replaced host restarts and is shorter.
         offset = min(self._offsets.get(path, 0), size)
         chunk = read_chunk(path, max(offset, size - _MAX_BYTES), _MAX_BYTES)
         start, data = chunk.start, chunk.data
@@ -116,9 +116,9 @@ def _parse_number(text: str) -> int | float | str:
     digits = text.replace(",", "")
     if len(digits) > _MAX_DIGITS:
         return text
-    for number_type in (int, float):
+    for value_type in (int, float):
         try:
-            return number_type(digits)
+            return value_type(digits)
         except ValueError:
             continue
     return text
@@ -146,20 +146,20 @@ class _History:
     """The first and last points of a job's metrics, and the changes that are not saved yet."""
 
     first_time: float | None
-    """The time when the first point was observed."""
+    """The timestamp of the first point."""
     last_point: Point | None
     unsaved_points: list[Point] = field(default_factory=list)
     unsaved_steps: dict[int, Steps] = field(default_factory=dict)
-    """The steps of attempts that ended while the disk was full."""
+    """The steps of attempts that finished while the disk was full."""
     unsaved_since: float | None = None
-    """The time when the oldest unsaved change was observed."""
+    """The timestamp of the oldest unsaved change."""
 
 
 class Heartbeats:
     """The newest metrics of every running job."""
 
     def __init__(self, store: Store, folders: Folders, clock: Callable[[], float]) -> None:
-        """Metrics that earlier servers saved are read from the store on demand."""
+        """Metrics that previous servers saved are read from the store on demand."""
         self._store = store
         self._folders = folders
         self._clock = clock
@@ -227,7 +227,7 @@ class Heartbeats:
         if self.warnings.get(job_id) == text:
             return
         self.warnings[job_id] = text
-        # An earlier server may have added it.
+        # A previous server may have added it.
         if all(event["text"] != text for event in self._store.events(job_id)):
             self._store.add_event(job_id, Event(EventType.WARNING, text), self._clock())
 
@@ -265,7 +265,7 @@ class Heartbeats:
     def _add_point(self, history: _History, point: Point, first_or_last: bool) -> None:
         """Add a point to the history unless it is too close to the last one."""
         if history.first_time is not None and history.last_point is not None:
-            # At least 0, because the clock of an earlier server may have been ahead.
+            # At least 0, because the clock of a previous server may have been ahead.
             min_distance = max(0.0, point.time - history.first_time) / RESOLUTION
             min_distance /= END_FACTOR if first_or_last else 1
             if 0.0 <= point.time - history.last_point.time < min_distance:
@@ -338,7 +338,7 @@ class Heartbeats:
         return points
 
     def forget(self, job_id: str) -> None:
-        """Forget a job that was deleted, or that has ended and whose metrics are saved."""
+        """Forget a deleted job, or a finished job whose metrics are saved."""
         self._progress.pop(job_id, None)
         self._without_metrics.discard(job_id)
         self._current.pop(job_id, None)
@@ -357,8 +357,8 @@ def first_heartbeat(reports: Sequence[HostReport]) -> tuple[int, dict[str, Any]]
 def clean(heartbeat: Mapping[str, Any], names: Collection[str] = ()) -> dict[str, Any]:
     """Return a heartbeat that can be saved and sent: no nan, limited sizes.
 
-    `names` are those of earlier heartbeats, which are kept. A program that puts the step into its
-    names would otherwise fill the database.
+    New metrics are limited, and `names`, the metrics of previous heartbeats, count. A program that
+    puts the step into its names would otherwise fill the database.
     """
     capacity = MAX_METRICS - sum(name not in RESERVED_METRICS for name in names)
     result = {}
@@ -387,7 +387,7 @@ def plottable_metrics(heartbeat: Mapping[str, object]) -> dict[str, float]:
     """Return the numbers of a heartbeat that can be plotted."""
     metrics: dict[str, float] = {}
     for name, value in heartbeat.items():
-        number = None if name in _NOT_PLOTTED else to_number(value)
-        if number is not None:
-            metrics[name] = number
+        metric = None if name in _NOT_PLOTTED else to_number(value)
+        if metric is not None:
+            metrics[name] = metric
     return metrics

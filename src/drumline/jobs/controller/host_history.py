@@ -36,12 +36,12 @@ HEALTH_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class HostClearance:
-    """The decision on a host that a job was given: use it, test it first, or refuse it."""
+    """The decision on a host of a granted slice: use it, test it before its use, or refuse it."""
 
     refusal: str = ""
     """The reason to refuse the host; empty if it may be used."""
     burn_in_reason: str = ""
-    """The reason why the host must pass a long burn-in first; empty if it need not."""
+    """The reason why the host must pass a long burn-in before its use; empty if it need not."""
 
 
 class HostHistory:
@@ -59,14 +59,14 @@ class HostHistory:
         """Hosts that could not be saved because the disk was full."""
 
     def all(self) -> list[HostRecord]:
-        """Return every host, the least trusted first, then the most recent one."""
+        """Return every host, sorted by ascending trust and then by descending recency."""
         now, order = self._wall(), [HostState.EXCLUDED, HostState.SUSPECT, HostState.GOOD]
         return sorted(
             self._hosts.values(), key=lambda host: (order.index(host.state(now)), -host.last_seen)
         )
 
     def now(self) -> float:
-        """Return the time of the clock that the history uses."""
+        """Return the current time by the clock of the history."""
         return self._wall()
 
     def find(self, identity: str) -> HostRecord | None:
@@ -183,7 +183,7 @@ class HostHistory:
         return host
 
     def prune(self) -> None:
-        """Forget good hosts that were not used for long, and save unsaved ones."""
+        """Forget good hosts after a long time without use, and save unsaved hosts."""
         self.save_unsaved()
         now = self._wall()
         for identity, host in list(self._hosts.items()):
@@ -284,5 +284,7 @@ class HealthMonitor:
                     f"the cloud calls it unhealthy: {reason}",
                     proof=EvidenceType.HEALTH_SOURCE,
                 )
-                number = job.attempt.number if job.attempt else 0
-                self._host_history.record_failure(cause, report.identity, placement, job.id, number)
+                attempt = job.attempt.number if job.attempt else 0
+                self._host_history.record_failure(
+                    cause, report.identity, placement, job.id, attempt
+                )

@@ -24,7 +24,7 @@ class HostOutputs(BaseModel):
     """The result of the newest copy from one host, as `show --json` prints it."""
 
     copied_at: float | None = None
-    """The time of the newest copy without an error; None before the first."""
+    """The timestamp of the newest copy without an error; None if there is no such copy."""
     error: str = ""
     """The reason why the newest copy is not complete; empty if it is."""
     left_out: int = 0
@@ -37,16 +37,16 @@ class OutputsRecord(BaseModel):
     """What is known of the outputs of a job, in a file beside its folder."""
 
     copied_at: float
-    """The time when the newest copy began."""
+    """The start of the newest copy."""
     attempt: int
     files: int
-    """The number of files that are kept, of all hosts and attempts."""
+    """The number of stored files, over all hosts and attempts."""
     bytes: int
     hosts: dict[int, HostOutputs] = {}
 
 
 class JobOutputs:
-    """Copies the outputs of jobs, at most once at a time for each job."""
+    """Copies the outputs of jobs, with at most one copy in progress per job."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class JobOutputs:
         self._wall = wall
         self._drafts = folders.all_outputs / ".drafts"
         self._copies: dict[str, OutputsCopy] = {}
-        """The newest copy of each job that this server has ended."""
+        """The newest copy of each job that this server has completed."""
         self._newest: dict[str, OutputsRecord] = {}
         """The newest record of each active job. A full disk may not have it."""
         shutil.rmtree(self._drafts, ignore_errors=True)  # of a server that was killed
 
     def newest_copy(self, job: Job) -> OutputsCopy | None:
-        """Return the newest copy of a job that this server has ended; None before the first."""
+        """Return the newest copy of a job that this server has completed; None if there is none."""
         return self._copies.get(job.id)
 
     def start_copy(self, job: Job) -> None:
@@ -87,7 +87,7 @@ class JobOutputs:
             self._tasks.start(name, lambda: self._copy(job.id, key[1], session), job.id)
 
     def forget(self, job_id: str) -> None:
-        """Forget a job that has ended. Its files and its record stay."""
+        """Forget a finished job. Its files and its record stay."""
         self._copies.pop(job_id, None)
         self._newest.pop(job_id, None)
 
@@ -108,7 +108,7 @@ class JobOutputs:
         record = self._records.get(job_id)
         if record is None:
             return
-        began_at, wall_time = self._clock(), self._wall()
+        started_at, wall_time = self._clock(), self._wall()
         folder, max_bytes = self._folders.outputs(job_id), self._config.output_bytes
         target = OutputTarget(folder, self._drafts, max_bytes)
         seconds = self._config.timeouts.outputs
@@ -128,10 +128,10 @@ class JobOutputs:
             )
         if job_id in self._records:
             summary = summarize(result, str(folder))
-            self._copies[job_id] = OutputsCopy(began_at, self._clock(), summary)
+            self._copies[job_id] = OutputsCopy(started_at, self._clock(), summary)
             self._newest[job_id] = result
         elif not folder.exists():
-            return  # the job has ended without outputs, or its user has deleted them
+            return  # the job has finished without outputs, or its user has deleted them
         try:
             write_atomically(self._folders.outputs_record(job_id), result.model_dump_json())
         except OSError as error:

@@ -18,7 +18,7 @@ SHORTEST_PAUSE = 0.2
 LONGEST_BACKOFF = 6.0
 """The longest pause between two polls of a zone that fail, in intervals."""
 LOOKUP_LIMIT = 20
-"""The most lookups by name in one poll. If a listing lost hundreds, the next poll continues."""
+"""The maximum number of lookups by name in one poll. The next poll continues a longer list."""
 OPERATION_LIMIT = 2
 """The most create operations read in one poll, which lists the zone with two calls itself."""
 
@@ -29,7 +29,7 @@ class ZonePoll:
 
     zone: str
     at: float
-    """The time when the poll began."""
+    """The start of the poll."""
     placements: dict[str, ListedPlacement]
     """The placements that exist in the zone, by name."""
     unknown: frozenset[str] = frozenset()
@@ -46,7 +46,7 @@ class ZonePoll:
 
 @dataclass(frozen=True)
 class _OperationRead:
-    """The first read of a create operation, and the time of the next one."""
+    """The timestamps of the first and the next read of a create operation."""
 
     first_at: float
     due_at: float
@@ -64,26 +64,26 @@ class ZonePolls:
     errors: dict[str, str] = field(default_factory=dict)
     """The reason why the last poll failed, by zone."""
     _newest: dict[str, ZonePoll] = field(default_factory=dict)
-    _began_at: dict[str, float] = field(default_factory=dict)
-    """The time when the last poll began, successful or not, by zone."""
+    _started_at: dict[str, float] = field(default_factory=dict)
+    """The start of the last poll, successful or not, by zone."""
     _failures: dict[str, int] = field(default_factory=dict)
     """The number of consecutive polls that failed, by zone."""
     _due_at: dict[str, float] = field(default_factory=dict)
     _accepted_at: dict[str, float] = field(default_factory=dict)
-    """The time when the cloud accepted the request, by placement."""
+    """The timestamp of the cloud's acceptance of the request, by placement."""
     _operation_reads: dict[str, _OperationRead] = field(default_factory=dict)
     """The reads of create operations, by placement."""
     _maintenance: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """The time of the newest poll that listed a maintenance, and its words, by placement."""
+    """The newest poll that listed a maintenance, as timestamp and cloud message, by placement."""
     _requested: set[str] = field(default_factory=set)
     """The zones to poll soon, since polls were last started."""
 
     def take_due(self, zones: set[str]) -> list[str]:
-        """Return the zones to poll now. They are not due again for another interval."""
+        """Return the zones to poll now. They are next due after an interval."""
         now = self.clock()
         due = [zone for zone in zones if now >= self._due_at.get(zone, 0.0)]
         self._due_at.update({zone: now + self._pause(zone) for zone in due})
-        self._began_at.update(dict.fromkeys(due, now))
+        self._started_at.update(dict.fromkeys(due, now))
         self._requested.clear()
         return due
 
@@ -103,7 +103,7 @@ class ZonePolls:
         """Bring the next poll of a zone forward, because something changed there."""
         failing = zone in self._failures
         pause = self._pause(zone) if failing else SHORTEST_PAUSE * self.interval
-        earliest = self._began_at.get(zone, 0.0) + pause
+        earliest = self._started_at.get(zone, 0.0) + pause
         self._due_at[zone] = min(self._due_at.get(zone, 0.0), earliest)
         self._requested.add(zone)
 
@@ -117,14 +117,14 @@ class ZonePolls:
 
         `operations` are the create operations of placements that were not ready yet.
         """
-        began_at, operations = self.clock(), operations or {}
-        expected = [name for name in expected if self._accepted_at.get(name, 0.0) < began_at]
+        started_at, operations = self.clock(), operations or {}
+        expected = [name for name in expected if self._accepted_at.get(name, 0.0) < started_at]
         try:
             placements = {listed.name: listed for listed in await self.cloud.placements(zone)}
         except CloudError as error:
             self.errors[zone] = self.cloud.explain(error, zone).text
             self._failures[zone] = self._failures.get(zone, 0) + 1
-            self._due_at[zone] = max(self._due_at.get(zone, 0.0), began_at + self._pause(zone))
+            self._due_at[zone] = max(self._due_at.get(zone, 0.0), started_at + self._pause(zone))
             return None
         missing = [name for name in expected if name not in placements]
         created = {name: operations[name] for name in missing if name in operations}
@@ -142,15 +142,15 @@ class ZonePolls:
                 placements[name] = listed
         for name in expected:
             if name in placements and placements[name].maintenance:
-                self._maintenance[name] = (began_at, placements[name].maintenance)
+                self._maintenance[name] = (started_at, placements[name].maintenance)
         self.errors.pop(zone, None)
         self._failures.pop(zone, None)
         newest = self._newest.get(zone)
         poll = ZonePoll(
-            zone, began_at, placements, frozenset(unknown), frozenset(creating), refused
+            zone, started_at, placements, frozenset(unknown), frozenset(creating), refused
         )
-        # Of two concurrent polls, the one that began last is newer, whichever ends last.
-        if newest is None or newest.at <= began_at:
+        # Of two concurrent polls, the poll that started last is newer, whichever finishes last.
+        if newest is None or newest.at <= started_at:
             self._newest[zone] = poll
         return poll
 
@@ -160,9 +160,9 @@ class ZonePolls:
         """Read the create operations of placements that a listing left out.
 
         Return the placements whose operation was not read, those whose operation is in progress,
-        and the refusals. An operation that succeeded, or that is unknown, shows nothing. Each is
-        read when its age has doubled since the last time, so that many of them cause few calls.
-        A read that fails is repeated in the next poll.
+        and the refusals. An operation that succeeded, or that is unknown, adds no information. Each
+        operation is read when its age has doubled since the last read, so that many operations
+        cause few calls. A read that fails is repeated in the next poll.
         """
         now, newest = self.clock(), self._newest.get(zone)
         reads = {name: self._operation_reads.get(name) for name in operations}
@@ -209,7 +209,7 @@ class ZonePolls:
         return accepted_at is not None and self.clock() - accepted_at <= self.visible
 
     def forget(self, name: str) -> None:
-        """Forget a placement that is gone."""
+        """Forget a placement that no longer exists."""
         self._accepted_at.pop(name, None)
         self._operation_reads.pop(name, None)
         self._maintenance.pop(name, None)
@@ -217,8 +217,8 @@ class ZonePolls:
     def observation(self, placement: Placement) -> PlacementObservation | None:
         """Return a placement as the newest poll shows it; None if the poll is not conclusive.
 
-        A poll that began before the request would report the placement as gone. In other polls the
-        lookup of the placement failed.
+        A poll that started before the request would report the placement as missing. In other polls
+        the lookup of the placement failed.
         """
         poll, name = self._newest.get(placement.zone), placement.name
         if poll is None or poll.at <= self._accepted_at.get(name, 0.0) or name in poll.unknown:

@@ -112,8 +112,8 @@ def add_event_details(
 
 
 def is_first_attempt(attempt: Attempt, placement: Placement) -> bool:
-    """Return True if no earlier attempt ran on these slices."""
-    if placement.first_attempt is None:  # saved by an earlier version
+    """Return True if no previous attempt ran on these slices."""
+    if placement.first_attempt is None:  # saved by an older version
         return attempt.started_at <= placement.asked_at
     return attempt.number == placement.first_attempt
 
@@ -166,7 +166,7 @@ async def repack_old_archives(
             log.warning("the code of job %s: %s", job_id, error)
             continue
         current = records.get(job_id)
-        # A resume may have packed the code again in the meantime.
+        # A resume may have repacked the code in the meantime.
         if current is not None and current.spec.archive == packed:
             try:
                 _save_archive(current, repacked, change_job)

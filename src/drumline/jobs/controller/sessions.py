@@ -74,12 +74,12 @@ class Sessions:
         return session.reports() if session else ()
 
     def listening_since(self, job: Job) -> float | None:
-        """Return when this server began to listen to the hosts; None if it does not."""
+        """Return when this server started to listen to the hosts; None if it does not."""
         key = attempt_key(job)
         return self._listening_since.get(key) if key else None
 
     def address_error(self, job: Job) -> AddressError | None:
-        """Return why there are no connections; None if nothing has failed."""
+        """Return the reason for missing connections; None without a failure."""
         key = attempt_key(job)
         return self._address_errors.get(key) if key else None
 
@@ -112,21 +112,21 @@ class Sessions:
         return record.spec.settings.over(self._config.slice_settings).access()
 
     def was_contacted(self, placement: Placement) -> bool:
-        """Return True if a host of a slice was ever reached. Nothing was sent before that."""
+        """Return True if a host of a slice was ever reached. No data was sent before that."""
         return self._runner.was_contacted(placement.name)
 
     def open(self, record: Record, placement: Placement, hosts: Hosts) -> None:
         """Connect to the hosts and run the current attempt on them."""
         key = attempt_key(record.job)
         assert key is not None
-        job_id, number = key
+        job_id, attempt = key
         self._sessions[key] = session = self._runner.session(
             build_program(
-                record, number, placement, self._folders, self._mean_life(placement.candidate)
+                record, attempt, placement, self._folders, self._mean_life(placement.candidate)
             ),
             placement.name,
             hosts,
-            logs=self._folders.logs(job_id, number),
+            logs=self._folders.logs(job_id, attempt),
             log_limit=self._config.log_limit(placement.hosts),
             clock=self._clock,
             admit=self._admission(record, placement),
@@ -181,7 +181,7 @@ class Sessions:
         return session
 
     def restart_listening(self) -> None:
-        """Count silence from now on, after a time in which this server could not listen."""
+        """Count silence from now on, after an interruption of this server."""
         self._listening_since = dict.fromkeys(self._listening_since, self._clock())
 
     async def close(self) -> None:
@@ -222,7 +222,7 @@ class AttemptRunner:
             self._start_listening(key, placement.zone)
         elif key and self.hosts_listed(placement):
             # Only after a poll has listed the hosts: otherwise the task would end at once and be
-            # started again in every round, for as long as polls fail.
+            # restarted in every round, for as long as polls fail.
             name = f"drive {placement.name}"
             self._tasks.start(name, lambda: self._connect(job.id, placement), job.id)
 
@@ -269,8 +269,8 @@ class AttemptRunner:
             self._start_listening((job_id, attempt.number), placement.zone)
 
     def _start_listening(self, key: AttemptKey, zone: str) -> None:
-        job_id, number = key
-        self._tasks.start(f"listen {job_id}/{number}", lambda: self._listen(key, zone), job_id)
+        job_id, attempt = key
+        self._tasks.start(f"listen {job_id}/{attempt}", lambda: self._listen(key, zone), job_id)
 
     async def _listen(self, key: AttemptKey, zone: str) -> None:
         """Wake the supervisor when a host's state changes, and poll its zone soon.

@@ -1,14 +1,15 @@
 """The slices of this database in the cloud: requests, releases, orphans, and the zones to poll.
 
-Each delete is repeated until a poll shows that the slice is gone. A delete that fails is retried
-with a growing backoff, and the cloud's message is shown to the user.
+Each delete is repeated until a poll shows that the slice no longer exists. A delete that fails is
+retried with a growing backoff, and the cloud's message is shown to the user.
 
 The label of a slice is the id of the database that requested it. A labelled slice that this
 database does not know was forgotten and is deleted, because it costs money. But a database can be
 lost, or restored from an old copy, while its slices continue to run. So `owners.json` beside the
 database keeps the ids of all databases of this home and the zones that they used. A slice with one
 of these ids that is unknown here is an *orphan*. It is shown, and the user decides whether to
-release or to adopt it. Nothing is done without the user, because another home may know the slice.
+release or to adopt it. Drumline takes no action without the user, because a different home may own
+the slice.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 LABEL_OWNER = "drumline-owner"
 LABEL_JOB = "drumline-job"
 MAX_DOUBLINGS = 5
-"""The most doublings of the pause after a delete that fails."""
+"""The maximum number of doublings of the pause after a failed delete."""
 LONGEST_DELETE_PAUSE = 600.0
 """The longest pause in seconds between two deletes of a slice, which costs money meanwhile."""
 BOOT_POLL_SECONDS = 900.0
@@ -102,7 +103,7 @@ class Releases:
         checkpoints_of: Callable[[str], str | None],
         timeout: float,
     ) -> None:
-        """Continue the releases of earlier servers.
+        """Continue the releases of previous servers.
 
         `wall` is the clock for saved times. `checkpoints_of` returns a job's checkpoint folder.
         After `timeout` seconds, a slice whose program does no harm delays no job.
@@ -118,7 +119,7 @@ class Releases:
         """The checkpoint folder of each job that has a slice to delete."""
         self._retry_at: dict[str, float] = {}
         self._known_since: dict[str, float] = {}
-        """The time when this server first had to delete a slice, by its monotonic clock."""
+        """The timestamp of this server's duty to delete a slice, by its monotonic clock."""
         self._failures: dict[str, int] = {}
         self.errors: dict[str, str] = {}
         """The reason why the last delete failed, by slice."""
@@ -137,7 +138,7 @@ class Releases:
         self._record_observations()
 
     def _record_observations(self) -> None:
-        """Record slices that were granted after their release, and slices that run nothing.
+        """Record slices that were granted after their release, and slices without a program.
 
         A slice that was granted late costs money until it is deleted. And a deletion makes slices
         look alive that have ended before.
@@ -186,7 +187,7 @@ class Releases:
         return ""
 
     def due(self, now: float, requesting: Collection[str]) -> Iterator[SliceRow]:
-        """Yield the slices to delete now. Forget those that are gone and will not appear."""
+        """Yield the slices to delete now. Forget slices that do not exist and will not appear."""
         for row in self.rows:
             poll = self._polls.newest(row.zone)
             newer = poll is not None and poll.at > self._known_since.get(row.name, now)
@@ -202,7 +203,7 @@ class Releases:
                 yield row
 
     async def release(self, row: SliceRow) -> None:
-        """Delete a slice, which may be gone already."""
+        """Delete a slice, which may already be deleted."""
         try:
             poll = self._polls.newest(row.zone)
             listed = poll.placements.get(row.name) if poll else None
@@ -211,7 +212,7 @@ class Releases:
         except CloudError as error:
             log.info("release %s: %s", row.name, error)
             if row.name not in self._retry_at:
-                return  # a poll has shown meanwhile that it is gone
+                return  # a poll has shown meanwhile that it no longer exists
             failures = self._failures[row.name] = self._failures.get(row.name, 0) + 1
             pause = self._polls.interval * 2.0 ** min(failures, MAX_DOUBLINGS)
             self._retry_at[row.name] += min(pause, LONGEST_DELETE_PAUSE)
@@ -223,7 +224,7 @@ class Releases:
             self._polls.poll_soon(row.zone)
 
     def release_forgotten(self, poll: ZonePoll, known: Collection[str]) -> None:
-        """Release slices with this database's label that are not among the known ones."""
+        """Release slices with this database's label that are not in its records."""
         known = {*known, *(row.name for row in self._store.releasing())}
         for name, listed in poll.placements.items():
             labelled = listed.labels.get(LABEL_OWNER) == self._store.owner
@@ -413,7 +414,7 @@ class ZoneWatch:
         return set(self._configured_zones) | self._store.zones_used() | self._orphans.zones
 
     async def _poll(self, zone: str) -> None:
-        # A job may have given up a slice since this round began.
+        # A job may have given up a slice since the start of this round.
         releasing = {row.name for row in self._store.releasing() if row.zone == zone}
         operations = {
             placement.name: placement.operation

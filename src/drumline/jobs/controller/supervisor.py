@@ -1,7 +1,7 @@
 """The reconcile loop: observe → decide → save → act.
 
 Each zone is polled with two list calls, however many jobs there are. Each host reports over its
-open connection. A poll that fails changes nothing. Every slow action runs in a background task, one
+open connection. A failed poll has no effect. Every slow action runs in a background task, one
 for each slice and purpose, and wakes the loop when it ends.
 """
 
@@ -58,7 +58,7 @@ from drumline.observed import HostPhase, HostReport
 log = logging.getLogger(__name__)
 
 FIRST_PRUNE, PRUNE_SECONDS = 60.0, 3600.0
-"""Seconds from the start to the first pruning, and between two. Growth takes weeks to matter."""
+"""Seconds before each pruning. Growth takes weeks to matter."""
 JOBS_PER_BATCH = 100
 """Jobs to decide on before the event loop may serve callers."""
 ROUND_PAUSE = 0.02
@@ -93,7 +93,7 @@ class Supervisor:
         self.records: dict[str, Record] = {
             r.job.id: replace(r, job=lifecycle.adapt_times(r.job, clock())) for r in store.living()
         }
-        """Jobs that have not ended or hold slices. All others are only in the store."""
+        """Unfinished jobs and jobs that hold slices. Other jobs are only in the store."""
         active = {job_id for job_id, r in self.records.items() if not r.job.status.ended}
         self.folders.forget_other_secrets(active)
         remove_drafts(self.folders.code)
@@ -151,10 +151,10 @@ class Supervisor:
         await repack_old_archives(self.records, self.folders.code, self.change)
         while True:
             self._wake.clear()
-            began_at, run_now = self._clock(), self.tasks.run_now
+            round_started_at, run_now = self._clock(), self.tasks.run_now
             if self.tasks.disk_error:
                 run_now("writing", self._try_to_write)
-            run_now("reading releases", partial(self.releases.begin_round, began_at))
+            run_now("reading releases", partial(self.releases.begin_round, round_started_at))
             run_now("polling zones", partial(self.zones.start_polls, self.tasks))
             run_now("releasing slices", self._release_slices)
             run_now("pruning", self._prune)
@@ -162,21 +162,21 @@ class Supervisor:
                 run_now("health", partial(self._health_monitor.start_if_due, self.tasks))
             run_now("writing metrics", self.heartbeats.save)
             self._availability.begin_round(record.job for record in self.records.values())
-            for number, job_id in enumerate(list(self.records)):
+            for index, job_id in enumerate(list(self.records)):
                 run_now(f"deciding {job_id}", partial(self._decide_on, job_id), job_id)
-                if number % JOBS_PER_BATCH == JOBS_PER_BATCH - 1:
+                if index % JOBS_PER_BATCH == JOBS_PER_BATCH - 1:
                     await asyncio.sleep(0)
             async with self.changed:
                 self.changed.notify_all()
-            await self._wait(began_at)
+            await self._wait(round_started_at)
 
     def _try_to_write(self) -> None:
         self.store.check_writable()
         self.host_history.save_unsaved()
         self.tasks.disk_recovered()
 
-    async def _wait(self, began_at: float) -> None:
-        """Wait until something changes or is due, after a round that began at that time."""
+    async def _wait(self, round_started_at: float) -> None:
+        """Wait after a round until a change arrives or an action is due."""
         await asyncio.sleep(ROUND_PAUSE)
         waits = (self.polls.next_due(), self.tasks.next_retry())
         planned = max(0.01, min(wait for wait in waits if wait is not None))
@@ -186,9 +186,9 @@ class Supervisor:
                 await self._wake.wait()
         except TimeoutError:
             pass
-        overslept = self._clock() - began_at - planned
+        overslept = self._clock() - round_started_at - planned
         if overslept > self.config.timeouts.silence / 4:
-            # The machine slept or was too busy to listen, so silence of the hosts means nothing.
+            # The machine slept or was too busy to listen, so silence of the hosts is no evidence.
             log.info("this server did not run for %.0f s; host timeouts start again", overslept)
             self.sessions.restart_listening()
 
@@ -200,7 +200,7 @@ class Supervisor:
         self.heartbeats.save(everything=True)
 
     def busy(self) -> bool:
-        """Return True if a job has not ended, or a slice is held or being deleted."""
+        """Return True if a job has not finished, or a slice is held or being deleted."""
         busy = (not r.job.status.ended or r.job.placements for r in self.records.values())
         return any(busy) or bool(self.store.releasing())
 
@@ -248,7 +248,7 @@ class Supervisor:
     def _decision_inputs(self, job: Job) -> DecisionInputs | None:
         """Return everything that `decide` reads for a job without placements; None for others.
 
-        If it equals the inputs of the last decision, there is nothing to decide. This holds for
+        If it equals the inputs of the last decision, no new decision is needed. This holds for
         most of a thousand waiting jobs in every round.
         """
         if job.placements:
@@ -319,7 +319,7 @@ class Supervisor:
             self._last_inputs[job_id] = inputs
 
     def record(self, job_id: str) -> Record | None:
-        """Return the current record of a job, ended or not; None if there is no such job."""
+        """Return the current record of a job, finished or not; None if there is no such job."""
         return self.records.get(job_id) or self.store.record(job_id)
 
     def add(self, record: Record) -> None:
@@ -345,8 +345,8 @@ class Supervisor:
         """Change a job, which is only possible here. Return its record afterwards.
 
         `decide` gets the current record. If it returns None, the job stays as it is. A `spec` is
-        saved together with the decision. Nothing is awaited between reading and writing, so do slow
-        work before, and let `decide` check its assumptions again.
+        saved together with the decision. There is no await between reading and writing, so do slow
+        work before, and let `decide` recheck its assumptions.
         """
         record = self.record(job_id)
         if record is None:
@@ -358,7 +358,7 @@ class Supervisor:
         return self.record(job_id)
 
     def _end_after_bug(self, job_id: str, message: str) -> None:
-        """End a job whose action fails each time because of a bug."""
+        """End a job whose action always fails because of a bug."""
         self.change(job_id, lambda r: after_internal_error(r.job, message, self._clock()))
 
     def apply(self, before: Job, decision: Decision, spec: StoredSpec | None = None) -> None:
@@ -375,7 +375,7 @@ class Supervisor:
         record = self.records[job.id]
         changed = job is not before and job != before
         # The reason why a job waits is only displayed. A thousand jobs that wait for a zone change
-        # it together, and the first round after a crash sets it again, so it is not saved.
+        # it together, and the next round after a crash restores it, so it is not saved.
         only_reason = changed and replace(before, reason=job.reason) == job
         if (changed and not only_reason) or decision.events or decision.ended or spec is not None:
             events = add_event_details(decision.events, job, record.spec, self.prices)
@@ -408,7 +408,7 @@ class Supervisor:
             self._act(job, effect)
         if not job.status.ended:
             return
-        # If this fails, the job is decided on again.
+        # If this fails, the next round repeats the decision.
         self.folders.forget_secrets(job.id)
         if not job.placements and not self.heartbeats.has_unsaved(job.id):
             self.forget(job.id)
@@ -431,7 +431,7 @@ class Supervisor:
         if self.sessions.stopped(job) or (reports and exited):
             return OldProgram.ENDED
         if attempt.sent_at is None and not self.sessions.was_contacted(placement):
-            return OldProgram.ENDED  # nothing was ever sent there
+            return OldProgram.ENDED  # no program was ever sent there
         steps = self.heartbeats.steps(job.id, attempt.number)
         # A program that has not claimed its folder yet is refused after the next attempt has.
         fenced = job.fences or (steps is not None and steps.fenced)

@@ -3,7 +3,7 @@
 `decide` returns the same effect in every round until its result is observed. Here each action is
 started once. An action that raised is retried after a backoff that grows each time, so that a full
 disk or a bug does not cause a thousand tries a minute. An action of a job that fails because of a
-bug is given up after a few tries, because nothing but a new version can help.
+bug is given up after a few tries, because only a new version can help.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ LONGEST_PAUSE = 60.0
 
 
 MAX_TRIES = 8
-"""The tries of a job's action that fails because of a bug, in about two minutes. The first ones may
+"""The tries of a job's action that fails because of a bug, in about two minutes. Early tries may
 have come at a bad moment."""
 
 
@@ -52,7 +52,7 @@ class BackgroundTasks:
         """`on_end` is called after each task, whether it succeeded or failed.
 
         `give_up` is called with a job and a message if an action of the job fails because of a bug
-        each time. The action is not tried again before the job is forgotten.
+        each time. The action is not retried before the job is forgotten.
         """
         self._give_up = give_up
         self._clock = clock
@@ -129,7 +129,7 @@ class BackgroundTasks:
         return {key.removeprefix(prefix) for key in self._tasks if key.startswith(prefix)}
 
     def disk_recovered(self) -> None:
-        """End all backoffs, because the disk can be written to again."""
+        """End all backoffs, because the disk is writable."""
         self.disk_error = ""
         self._failures.clear()
 
@@ -148,7 +148,7 @@ class BackgroundTasks:
         return min(waits, default=None)
 
     def forget(self, job_id: str) -> None:
-        """Forget the failures of a job that needs nothing more."""
+        """Forget the failures of a job that needs no further action."""
         self._failures = {k: f for k, f in self._failures.items() if f.job_id != job_id}
 
     async def close(self) -> None:

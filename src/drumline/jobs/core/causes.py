@@ -19,7 +19,7 @@ from drumline.jobs.core.state import (
 from drumline.observed import HostPhase, HostReport
 
 EXIT_FOR_RESTART = 75
-"""The exit code (EX_TEMPFAIL) of a program that saved its work and asks to be started again."""
+"""The exit code (EX_TEMPFAIL) of a program that saved its work and asks for a restart."""
 CLOCK_SKEW = 0.25
 """Seconds by which the clocks of two hosts may differ. Errors this close have no order."""
 
@@ -35,20 +35,20 @@ def has_failed(report: HostReport) -> bool:
 
 
 def killed_by_signal(report: HostReport) -> bool:
-    """Return True if SIGTERM or SIGKILL ended the program, as Python or a shell reports it."""
+    """Return True if SIGTERM or SIGKILL terminated the program, as Python or a shell reports it."""
     return report.exit_code in {-9, -15, 128 + 9, 128 + 15}
 
 
 def requested_restart(report: HostReport) -> bool:
-    """Return True if the program saved its work and asks to be started again."""
+    """Return True if the program saved its work and asks for a restart."""
     return report.phase is HostPhase.EXITED and report.exit_code == EXIT_FOR_RESTART
 
 
 def ended_by_sigterm(report: HostReport) -> bool:
-    """Return True if a SIGTERM from outside Drumline ended the program.
+    """Return True if a SIGTERM from outside Drumline terminated the program.
 
     Attempts that Drumline stops are not diagnosed. So either the host is shutting down, or somebody
-    on it sent the signal. Programs without a handler (a shell script, plain Python) end like this.
+    on it sent the signal. Programs without a handler (a shell script, plain Python) exit like this.
     """
     return report.phase is HostPhase.EXITED and report.exit_code in {-15, 128 + 15}
 
@@ -63,16 +63,16 @@ class Meaning(StrEnum):
     PROGRAM = "program"
     BAD_HOST = "bad host"
     AMBIGUOUS_START = "ambiguous start"
-    """The chips did not start, because of the host or of the program. Another host shows which."""
+    """The chips did not start because of the host or the program. A second host shows which."""
     TRANSIENT = "transient"
     """A set-up failed because of something that passes, such as a lock of apt."""
     PREEMPTED = "preempted"
     STOPPED = "stopped"
-    """A SIGTERM from outside Drumline ended the program, often before a preemption."""
+    """A SIGTERM from outside Drumline terminated the program, often before a preemption."""
     OTHER_HOST = "another host"
-    """The program lost its connection to another host, where the cause is."""
+    """The program was disconnected from a different host, where the cause is."""
     RESTART = "restart"
-    """The program saved its work and asks to be started again."""
+    """The program saved its work and asks for a restart."""
 
 
 class ErrorPattern(NamedTuple):
@@ -162,7 +162,7 @@ ERROR_PATTERNS = (
     ),
     # Any other error of the TPU's backend.
     ErrorPattern(_BACKEND_TEXT, Meaning.AMBIGUOUS_START, "the TPU does not start"),
-    # Another host, or the cloud.
+    # A different host, or the cloud.
     ErrorPattern(
         r"PollForError|Polled an error from coordination service|another task died"
         r"|task:\d+ heartbeat timeout|Barrier timed out|barrier[^\n]{0,80}timed out"
@@ -198,7 +198,7 @@ _SEGMENTATION_FAULTS = (139, -11)
 
 
 def find_fault_report(text: str) -> FaultReport | None:
-    """Return the first fault_report in a program's output, first one that names a host."""
+    """Return the first fault report in a program's output, preferably with the name of a host."""
     fault_reports = [
         report for line in text.splitlines() if (report := parse_fault_report(line)) is not None
     ]
@@ -212,15 +212,15 @@ class Judgement(NamedTuple):
     meaning: Meaning
     reason: str
     words: str = ""
-    """The error without its numbers and addresses, to compare it with that of another machine."""
+    """The error without its numbers and addresses, to compare it across machines."""
 
 
 def judge_output(exit_code: int | None, output: str, run_seconds: float | None = None) -> Judgement:
     """Return the meaning of the last output of a program or a set-up, by its exit code.
 
-    Output of a program that exited with 0, or still runs, proves nothing. Neither does a pattern
-    before a traceback about something else, because the program continued after it. Output shows
-    a suspicion at most: the host history excludes no host because of it alone.
+    Output of a program that exited with 0, or still runs, is no evidence. Neither is a pattern
+    before an unrelated traceback, because the program continued after it. Output shows a suspicion
+    at most: the host history excludes no host because of it alone.
     """
     if exit_code is None or exit_code == 0:
         return Judgement(Meaning.NONE, "the program did not fail")
@@ -271,7 +271,7 @@ def indicates_bad_host(
 def is_chip_error(error: str) -> bool:
     """Return True if a host could not be prepared because its chips cannot be opened.
 
-    The agent has ended all earlier programs by then, so a busy chip is an error of the host.
+    The agent has stopped all previous programs by then, so a busy chip is an error of the host.
     """
     meaning = judge_output(1, error).meaning
     return meaning in {Meaning.BAD_HOST, Meaning.AMBIGUOUS_START}
@@ -359,7 +359,7 @@ def _host_that_others_waited_for(
     """Return the cause if all failed hosts waited for a host that still runs and made no step.
 
     Such a host hangs in the start of libtpu. Its siblings give up, and their program is not the
-    cause. If several hosts still run and no error names one, none of them is suspect.
+    cause. If multiple hosts still run and no error names a host, none is suspect.
     """
     running = [r for r in reports if r.phase is HostPhase.RUNNING and r.rank is not None]
     if not running or not all(_waited_for_another(report) for report in failed):
@@ -384,7 +384,7 @@ def _host_that_others_waited_for(
 
 
 def _waited_for_another(report: HostReport) -> bool:
-    """Return True if the program ended only because another host did not answer it."""
+    """Return True if the program exited only because a different host did not answer it."""
     if report.phase is not HostPhase.EXITED or requested_restart(report):
         return False
     output = "\n".join((report.error, *report.tail))
@@ -392,7 +392,7 @@ def _waited_for_another(report: HostReport) -> bool:
 
 
 def _first_two(failed: Sequence[HostReport]) -> tuple[HostReport, HostReport | None]:
-    """Return the host that failed first, and the next one."""
+    """Return the first and the second host that failed."""
     by_time = sorted(
         failed,
         key=lambda r: (
@@ -409,7 +409,7 @@ def _first_two(failed: Sequence[HostReport]) -> tuple[HostReport, HostReport | N
 def _find_fault_report_by_host(
     failed: Sequence[HostReport],
 ) -> tuple[HostReport, FaultReport] | None:
-    """Return a failed host whose program names a wrong chip; first one that names its host."""
+    """Return a failed host whose program names a wrong chip, preferably with the chip's host."""
     fault_reports = [
         (report, fault_report)
         for report in failed
@@ -441,7 +441,7 @@ def _run_seconds(report: HostReport) -> float | None:
 
 
 def _restart_request(failed: Sequence[HostReport]) -> HostReport | None:
-    """Return a host that asks for a restart, if all others do too or were ended by a signal."""
+    """Return a host that asks for a restart, if all others do too or were killed by a signal."""
     if not all(requested_restart(report) or killed_by_signal(report) for report in failed):
         return None
     return next((report for report in failed if requested_restart(report)), None)
@@ -452,11 +452,11 @@ _SYMPTOM = re.compile(
     r"|coordination service|barrier|DEADLINE_EXCEEDED|UNAVAILABLE|gloo",
     re.IGNORECASE,
 )
-"""Errors of a program that lost the connection to another host."""
+"""Errors of a program that was disconnected from a different host."""
 
 
 def _without_symptoms(by_time: Sequence[HostReport]) -> HostReport:
-    """Return the first host, or one as early whose error is more than a lost connection."""
+    """Return the earliest host, or an equally early host with an error beyond a disconnection."""
     first = by_time[0]
     if first.phase is HostPhase.MISSING or first.error_at is None:
         return first

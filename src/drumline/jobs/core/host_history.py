@@ -1,17 +1,17 @@
 """The history of hosts: the evidence against each, and the hosts to test or to refuse. Pure.
 
-The cloud offers no way to return a bad host for repair, and will grant it again. So every host that
-a job was given is remembered, under its most specific name, with the evidence against it:
+The cloud offers no way to return a bad host for repair, and will regrant it. So every host that a
+job has used is recorded, under its most specific name, with the evidence against it:
 
-- A *measured* fault, found by a burn-in or a replay, excludes the host for a week. If it is granted
-  again, it must pass a long burn-in before it is used.
+- A *measured* fault, found by a burn-in or a replay, excludes the host for a week. If the cloud
+  regrants it, it must pass a long burn-in before it is used.
 - A failure at the *start* of a program makes the host suspect, because the program may be the
   cause. The output of a program alone excludes no host: it counts once the program runs on other
   hosts. If that happens to two jobs within a day, the host is excluded and refused without a test:
   a burn-in may pass on a host where no program can start.
-- A host is also refused if training steps differ again after it passed such a burn-in, because the
+- A host is also refused if training steps still differ after it passed such a burn-in, because the
   burn-in does not detect its fault.
-- A host that a person excluded is refused until a person clears it.
+- A host that a user excluded is refused until a user clears it.
 
 If many hosts go bad at once, the cause is a bad software version or an outage of the zone. Then
 none is excluded, because jobs would run out of hosts.
@@ -29,8 +29,8 @@ EXCLUSION_SECONDS = 7 * 24 * HOUR
 """Duration of an exclusion. Repairs take 3 to 14 days, and a chip does not heal."""
 SUSPICION_SECONDS = 24 * HOUR
 POSITION_SECONDS = 6 * HOUR
-"""The longest time that evidence counts against a position instead of a machine. After that,
-another machine may have the position."""
+"""The maximum age of evidence against a position instead of a machine. After that, a
+different machine may have the position."""
 JOBS_TO_EXCLUDE = 2
 """Jobs that fail to start on a host within a day, after which the host is excluded."""
 HOSTS_TO_CLEAR = 3
@@ -40,7 +40,7 @@ MAX_EXCLUDED_SHARE, MAX_EXCLUDED_HOSTS = 0.2, 2
 """The share of the hosts seen within a day that may be excluded automatically, and the number that
 may be at any share. Beyond both, the cause is not the hosts."""
 MAX_EVIDENCE = 20
-"""The newest pieces of evidence that are kept for a host."""
+"""The number of newest pieces of evidence that are stored per host."""
 
 
 class HostState(StrEnum):
@@ -72,7 +72,7 @@ class EvidenceType(StrEnum):
     HEALTH_SOURCE = "witness"
     """The cloud reports the host as unhealthy."""
     MANUAL = "hand"
-    """A person excluded the host."""
+    """A user excluded the host."""
     PASSED = "passed"
     """The host passed a long burn-in, which counts in its favour."""
 
@@ -92,9 +92,9 @@ class Evidence:
     located: bool = False
     """True if the error named the physical chip. Then one failed start suffices to exclude it."""
     mass: bool = False
-    """True if so many hosts went bad at once that the evidence counts against none of them."""
+    """True if so many hosts went bad together that the evidence counts against no host."""
     until: float | None = None
-    """The time when an exclusion by a person ends; None if it does not end."""
+    """The end of an exclusion by a user; None if it does not end."""
     claimed: bool = False
     """True if only the output of a program says so. Then it makes the host suspect and excludes
     nobody, until the same program runs on other hosts."""
@@ -114,7 +114,7 @@ class HostName:
 
 @dataclass(frozen=True)
 class HostRecord:
-    """A host that a job was given, and the evidence about it."""
+    """A host that a job has used, and the evidence about it."""
 
     name: HostName
     first_seen: float
@@ -228,12 +228,12 @@ def record_use(host: HostRecord | None, name: HostName, job: str, now: float) ->
 
 
 def unused_host(name: HostName, now: float) -> HostRecord:
-    """Return a host that a person names before any job was given it."""
+    """Return a host that a user names before any job has used it."""
     return HostRecord(name, first_seen=now, last_seen=now, times_seen=0)
 
 
 def clamp_times(host: HostRecord, now: float) -> HostRecord:
-    """Move times in the future to `now`, because the clock of an earlier server may differ.
+    """Move times in the future to `now`, because the clock of a previous server may differ.
 
     Otherwise an exclusion would last until then, and a week more.
     """
@@ -248,7 +248,7 @@ def clamp_times(host: HostRecord, now: float) -> HostRecord:
 
 
 def add_evidence(host: HostRecord, evidence: Evidence, others: Iterable[HostRecord]) -> HostRecord:
-    """Return the host with evidence against it, which does not count if too many went bad."""
+    """Return the host with evidence against it, which does not count if too many hosts went bad."""
     updated = _append(host, evidence)
     excluded = updated.state(evidence.at) is HostState.EXCLUDED
     if excluded and too_many_excluded([*others, updated], evidence.at):
@@ -257,7 +257,7 @@ def add_evidence(host: HostRecord, evidence: Evidence, others: Iterable[HostReco
 
 
 def add_pass(host: HostRecord, job: str, text: str, now: float) -> HostRecord:
-    """Return the host after it passed a long burn-in, in place of a pass right before."""
+    """Return the host after it passed a long burn-in. A directly preceding pass is replaced."""
     last = host.evidence[-1:]
     kept = host.evidence[:-1] if last and last[0].proof is EvidenceType.PASSED else host.evidence
     passed = Evidence(EvidenceType.PASSED, text, now, job)
@@ -265,7 +265,7 @@ def add_pass(host: HostRecord, job: str, text: str, now: float) -> HostRecord:
 
 
 def exclude(host: HostRecord, reason: str, until: float | None, now: float) -> HostRecord:
-    """Return the host after a person excluded it."""
+    """Return the host after a user excluded it."""
     kept = tuple(e for e in host.evidence if e.proof is not EvidenceType.MANUAL)
     exclusion = Evidence(EvidenceType.MANUAL, reason, now, until=until)
     return _append(replace(host, evidence=kept), exclusion)
@@ -295,8 +295,9 @@ def claims_location(host: HostRecord, location: str) -> bool:
 
 
 def withdraw_location(host: HostRecord, location: str) -> HostRecord:
-    """Return the host without a location that several machines claim, as one of them at most is
-    there. The name of a place without evidence is good again.
+    """Return the host without a location that multiple machines claim: at most one is there.
+
+    A host that is known by this location becomes good if no other evidence remains.
     """
     if host.name.strength is Strength.LOCATION:
         return replace(host, evidence=tuple(e for e in host.evidence if e.location != location))
@@ -309,7 +310,7 @@ def withdraw_location(host: HostRecord, location: str) -> HostRecord:
 
 
 def forgive(host: HostRecord) -> HostRecord:
-    """Return the host without any evidence, after a person cleared it."""
+    """Return the host without any evidence, after a user cleared it."""
     return replace(host, evidence=())
 
 
@@ -348,7 +349,7 @@ def _went_bad(evidence: Evidence) -> bool:
 
 
 def _append(host: HostRecord, evidence: Evidence) -> HostRecord:
-    """Add evidence and drop the oldest beyond the limit, but never an exclusion by a person."""
+    """Add evidence and drop the oldest beyond the limit, but never an exclusion by a user."""
     entries = (*host.evidence, evidence)
     removable = [i for i, e in enumerate(entries) if e.proof is not EvidenceType.MANUAL]
     removed = set(removable[: max(0, len(entries) - MAX_EVIDENCE)])

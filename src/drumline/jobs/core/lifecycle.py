@@ -2,13 +2,13 @@
 
 The functions here are pure: no I/O, no clock. The supervisor observes, calls `decide`, saves the
 decision, and only then acts. After a crash, the saved state therefore shows what was in progress.
-Each effect is idempotent, and `decide` returns it again until its result is observed.
+Each effect is idempotent, and `decide` repeats it until its result is observed.
 
-Decisions rest on observations only. Without a fresh poll of the zone, no slice counts as lost and
+Decisions depend on observations only. Without a fresh poll of the zone, no slice counts as lost and
 no host counts as bad. Each job is in one of three states, with a file of its own: it seeks slices
 (`requests`), it runs its program on them (`running`), or it stops at the user's command
-(`stopping`). They call `outcomes` when an attempt or the job is over, and `releases` for slices
-that are no longer needed. None of them calls back.
+(`stopping`). All three call `outcomes` when an attempt or the job is over, and `releases` for
+slices that are no longer needed. There are no calls in the opposite direction.
 """
 
 from dataclasses import replace
@@ -36,7 +36,7 @@ from drumline.jobs.core.stopping import (
 
 
 def decide(job: Job, observations: Observations, now: float, timeouts: Timeouts) -> Decision:
-    """Return the next state of a job, its effects and events; the same job if nothing changes."""
+    """Return the next state of a job, its effects and events; the same job if its state stays."""
     decision = _decide(job, observations, now, timeouts)
     decision = copy_outputs(job, decision, observations, now, timeouts)
     decision = release_unneeded(decision, observations.reports)
@@ -69,7 +69,7 @@ def adapt_times(job: Job, now: float) -> Job:
     """Adapt the times of a saved job to a new server, because the wall clock may have been set.
 
     Past events are limited to `now`, and deadlines to their longest delay: otherwise a backoff of
-    seconds could last hours. Waits begin again: otherwise they could be over at once, and a request
+    seconds could last hours. Waits restart: otherwise they could be over at once, and a request
     would count as preempted, or a host as bad.
     """
     attempt = job.attempt
@@ -111,7 +111,7 @@ def adapt_times(job: Job, now: float) -> Job:
 
 
 def _restarted(time: float | None, now: float) -> float | None:
-    """Return the beginning of a wait that begins again now; None if there was none."""
+    """Return `now` as the start of a wait; None if there was no wait."""
     return None if time is None else now
 
 

@@ -1,4 +1,4 @@
-"""The end of an attempt or a job: what is counted, and what follows. Pure."""
+"""The end of an attempt or a job: counts and consequences. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from drumline.observed import HostReport
 
 BACKOFF_LIMIT = 60.0
 RETRY_LIMIT = 120.0
-"""The most seconds between two refused requests. It is short, so that a job notices soon when a
+"""The maximum seconds between refused requests. It is short, so that a job notices soon when a
 user renews an expired login."""
 MAX_DOUBLINGS = 10
 
@@ -33,13 +33,13 @@ MAX_DOUBLINGS = 10
 
 
 def restart_uncounted(job: Job, reason: EndReason, now: float, timeouts: Timeouts) -> Decision:
-    """Start the program again after an exit that is no failure; back off if it exited quickly.
+    """Restart the program after an exit that is no failure; back off if it exited quickly.
 
     On a slice that is being preempted, `running` waits for the preemption instead.
     """
     attempt = current_attempt(job)
-    began_at = attempt.started_at if attempt.running_at is None else attempt.running_at
-    departures = 1 if now - began_at > BACKOFF_LIMIT else job.departures + 1
+    running_at = attempt.started_at if attempt.running_at is None else attempt.running_at
+    departures = 1 if now - running_at > BACKOFF_LIMIT else job.departures + 1
     job = replace(
         job,
         attempt=None,
@@ -55,9 +55,9 @@ def restart_uncounted(job: Job, reason: EndReason, now: float, timeouts: Timeout
 
 
 def leave_for_cheaper_slices(job: Job, placement: Placement, message: str) -> Decision:
-    """Release the slices of a program that was stopped to continue on cheaper ones.
+    """Release the slices of a program that was stopped to continue on cheaper slices.
 
-    If those were lost meanwhile, the program starts again on the slices that it has.
+    If the cheaper slices were lost meanwhile, the program restarts on the slices that it has.
     """
     ended = EndedAttempt(current_attempt(job), EndReason.MOVED, message)
     if not any(request.ready_at is not None for request in job.requests):
@@ -73,9 +73,9 @@ def leave_for_cheaper_slices(job: Job, placement: Placement, message: str) -> De
 def count_failure(
     job: Job, placement: Placement, cause: Cause, now: float, timeouts: Timeouts, *, dead: bool
 ) -> Decision:
-    """Count a failure. Start the program again, or end the job if the allowance is used up.
+    """Count a failure. Restart the program, or end the job if the allowance is used up.
 
-    `dead` says that the program has ended on every host. Only then are the slices kept for a
+    `dead` is True if the program has exited on every host. Only then are the slices kept for a
     resume: on the others it would run beside the program that is resumed.
     """
     where = f"on host {cause.host} of {cause.hosts}: {cause.error}"
@@ -112,13 +112,13 @@ def _backoff(failures: int, timeouts: Timeouts) -> float:
 
 
 def with_backoff(job: Job, now: float, timeouts: Timeouts) -> Job:
-    """Return the job after one more loss of slices that were not ready, with a longer backoff."""
+    """Return the job after a loss of slices that were not ready, with a longer backoff."""
     refusals = job.refusals + 1
     return replace(job, refusals=refusals, not_before=now + retry_pause(refusals, timeouts.retry))
 
 
 def retry_pause(repetition: int, first: float) -> float:
-    """Return the pause before a repetition, which doubles each time up to `RETRY_LIMIT`."""
+    """Return the pause before a repetition, which doubles per repetition up to `RETRY_LIMIT`."""
     return min(RETRY_LIMIT, first * 2.0 ** min(repetition - 1, MAX_DOUBLINGS))
 
 
@@ -127,8 +127,8 @@ def reject_placement(
 ) -> Decision:
     """Reject slices with an excluded host. The attempt continues on other slices.
 
-    The pause before the next request is `first_pause` seconds, doubled each time: if all machines
-    of a zone are excluded, the cloud can only grant them again.
+    The pause before the next request is `first_pause` seconds, doubled per rejection: if all
+    machines of a zone are excluded, the cloud can only regrant these machines.
     """
     rejections = job.turned_down + 1
     job = replace(job, turned_down=rejections)
@@ -155,14 +155,14 @@ def replace_bad_host(
     *,
     idle: bool,
 ) -> Decision:
-    """Release or hold back the slices with a bad host, and request others.
+    """Release or hold back the slices with a bad host, and request new slices.
 
     Consecutive bad hosts use up an allowance if the program may be the cause: if a program failed
     to start, or if a training step was not reproducible on chips that had just passed a burn-in. A
     chip that was measured to be wrong does not count. If many hosts fail at once, `mass_failure`
     says so and every one counts, because other slices would be no better.
 
-    `idle` says that the program has ended on every host.
+    `idle` is True if the program has exited on every host.
     """
     measured = cause.proof == EvidenceType.BURN_IN or (
         cause.proof == EvidenceType.REPLAY and not placement.proved
@@ -197,7 +197,7 @@ OTHER_SLICES = 2
 
 
 def record_ambiguous_start(job: Job, cause: Cause, machine: str) -> Job:
-    """Return the job with one more machine on which it failed to start with this error."""
+    """Return the job with an added machine on which it failed to start with this error."""
     machines = job.unclear_on if cause.words == job.unclear_words else ()
     if machine not in machines:
         machines = (*machines, machine)
@@ -207,7 +207,8 @@ def record_ambiguous_start(job: Job, cause: Cause, machine: str) -> Job:
 def is_fault_of_program(job: Job) -> bool:
     """Return True if the program is the cause of its ambiguous starts.
 
-    The same error on two machines is the program's. So are different ones on every slice tried.
+    The program is the cause if two machines have the same error, or if every tried slice has a
+    different error.
     """
     return len(job.unclear_on) > 1 or job.unclear_starts >= OTHER_SLICES
 
@@ -215,9 +216,9 @@ def is_fault_of_program(job: Job) -> bool:
 def replace_after_ambiguous_start(
     job: Job, placement: Placement, cause: Cause, *, idle: bool
 ) -> Decision:
-    """Try another slice after a start that failed because of the host or of the program.
+    """Try a new slice after a start that failed because of the host or of the program.
 
-    Nothing is counted, and no host is blamed.
+    This counts as no failure, and against no host.
     """
     text = f"host {cause.host} of {cause.hosts}: {cause.error}"
     ended = (EndedAttempt(current_attempt(job), EndReason.AMBIGUOUS_START, text, cause),)
@@ -239,7 +240,7 @@ UNREACHED_AFTER_CONTACT = 3
 def replace_unreachable(
     job: Job, placement: Placement, reports: Sequence[HostReport], now: float
 ) -> Decision:
-    """Try another slice after one of which no host was reached, or end the job with the reason.
+    """Try a new slice after a slice without a reachable host, or end the job with the reason.
 
     No host is blamed, because the cause is the network or the login.
     """
@@ -251,7 +252,7 @@ def replace_unreachable(
     unreached = job.unreached + 1
     job = replace(job, unreached=unreached)
     reason = f"no host of the slice could be reached: {cause}"
-    # A job of an earlier version has run without `reached`.
+    # A job of an older version has run without `reached`.
     slices = UNREACHED_AFTER_CONTACT if job.reached or job.has_run else failure.slices
     if unreached >= slices:
         return end_unreachable(job, placement, f"{reason}; {failure.change}", now)
@@ -266,7 +267,7 @@ def replace_unreachable(
 
 
 def end_unreachable(job: Job, placement: Placement, reason: str, now: float) -> Decision:
-    """End a job whose hosts cannot be reached until the user changes something."""
+    """End a job whose hosts cannot be reached without a change by the user."""
     return finish_job(
         replace(job.drop(placement), cause=None),
         Status.FAILED,
@@ -283,7 +284,7 @@ def end_unreachable(job: Job, placement: Placement, reason: str, now: float) -> 
 def after_preemption(
     job: Job, placement: Placement, reason: str, now: float, steps: Steps | None = None
 ) -> Decision:
-    """Release slices that were lost through no fault of the program, and request others."""
+    """Release slices that were lost through no fault of the program, and request new slices."""
     preemptions = job.preemptions + 1
     ended = (EndedAttempt(job.attempt, EndReason.PREEMPTED, reason),) if job.attempt else ()
     job = replace(job.drop(placement), preemptions=preemptions, attempt=None, cause=None)
@@ -310,12 +311,12 @@ def _format_position(steps: Steps) -> str:
 
 
 def cancelled_attempt(job: Job) -> tuple[EndedAttempt, ...]:
-    """Return the current attempt as ended by the user; empty if there is none."""
+    """Return the current attempt as cancelled by the user; empty if there is none."""
     return (EndedAttempt(job.attempt, EndReason.CANCELLED, ""),) if job.attempt else ()
 
 
 def unconfirmed_since(attempt: Attempt, listening_since: float | None, now: float) -> float:
-    """Return the time since when a host did not confirm the stop of an attempt.
+    """Return the start of the period in which a host did not confirm the stop of an attempt.
 
     Time in which this server did not listen does not count.
     """
@@ -324,7 +325,7 @@ def unconfirmed_since(attempt: Attempt, listening_since: float | None, now: floa
 
 
 def with_unconfirmed(job: Job, since: float | None) -> Job:
-    """Return the job with the time since when a host did not confirm the stop of its attempt."""
+    """Return the job with the start of the period without confirmation of its attempt's stop."""
     return replace(job, attempt=replace(current_attempt(job), unconfirmed_at=since))
 
 
@@ -364,7 +365,7 @@ def with_reason(job: Job, reason: str, status: Status | None = None) -> Job:
     if status in {Status.WAITING, Status.STARTING} and job.has_run:
         status = Status.RECOVERING
     status = status or job.status
-    # Usually nothing changes, and every round calls this for a thousand waiting jobs.
+    # Usually there is no change, and every round calls this for a thousand waiting jobs.
     if (reason, status) == (job.reason, job.status):
         return job
     return replace(job, reason=reason, status=status)

@@ -2,7 +2,7 @@
 
 While an attempt has slices, its outputs are copied every `outputs_interval` seconds, so that a
 preemption without notice loses at most the changes since then. A decision after which the slices
-may be gone, or with which the job ends, waits for one more copy, for a bounded time.
+may be deleted, or with which the job ends, waits for a final copy, but not longer than a limit.
 """
 
 from dataclasses import replace
@@ -24,8 +24,8 @@ from drumline.jobs.core.state import (
 NOTICE_INTERVAL = 2.0
 """Seconds between two copies while a host is about to shut down, which takes about 30 s."""
 MAX_SHARE = 0.2
-"""The part of the time in which outputs are copied while the program runs. A large file that
-changes all the time must not occupy the network of the hosts."""
+"""The maximum fraction of a run that is spent on copying outputs. A large file that changes
+constantly must not occupy the network of the hosts."""
 
 
 def copy_outputs(
@@ -65,13 +65,13 @@ def copy_outputs(
 
 
 def _next_copy(attempt: Attempt, observations: Observations, timeouts: Timeouts) -> float:
-    """Return the time when the next copy is due while the program runs."""
+    """Return the timestamp at which the next copy is due while the program runs."""
     notice = any(report.shutdown_reason for report in observations.reports)
     pause = NOTICE_INTERVAL if notice else timeouts.outputs_interval
     copy = observations.outputs
     if copy is None:
-        began_at = attempt.sent_at if attempt.running_at is None else attempt.running_at
-        return (began_at or 0.0) + pause
+        running_at = attempt.sent_at if attempt.running_at is None else attempt.running_at
+        return (running_at or 0.0) + pause
     if notice:
         return copy.ended_at + pause
     return copy.ended_at + max(pause, (copy.ended_at - copy.began_at) * (1 / MAX_SHARE - 1))

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class EndReason(StrEnum):
-    """The reason why an attempt ended. `END_RULES` has what follows from each."""
+    """The reason for the end of an attempt. `END_RULES` has the consequence of each reason."""
 
     SUCCEEDED = "succeeded"
     PROGRAM_FAILED = "program failed"
@@ -47,13 +47,13 @@ class Next(StrEnum):
 
 @dataclass(frozen=True)
 class EndRule:
-    """What follows from the reason for which an attempt ended."""
+    """The consequence of the reason for which an attempt is over."""
 
     cause: str
     """What happened, as a sentence."""
     next: Next
     counts: str | None = None
-    """The count that grows, which `retry` in the job file limits; None if nothing is counted."""
+    """The count that grows, which `retry` in the job file limits; None if no count grows."""
 
 
 _EXITS_WITHOUT_FAILURE = frozenset({EndReason.RESTART_REQUESTED, EndReason.SIGTERM})
@@ -118,25 +118,25 @@ class EventType(StrEnum):
     CODE = "code"
     """Every host has received the code."""
     SETUP = "setup"
-    """The set-up has ended on every host."""
+    """The set-up has finished on every host."""
     BURNIN = "burnin"
     """The hosts passed the burn-in."""
     RUN = "run"
     """The program runs on every host."""
     PREEMPTED = "preempted"
-    """A slice was lost."""
+    """A slice was preempted, deleted or taken for maintenance."""
     BADHOST = "badhost"
     """A host is bad, and its slice is replaced."""
     UNCLEAR = "unclear"
-    """The chips did not start, and another slice is tried."""
+    """The chips did not start, and the job tries a different slice."""
     UNREACHABLE = "unreachable"
     """No host of a slice could be reached."""
     FAILED = "failed"
-    """The program or the set-up failed, or the job ended as FAILED."""
+    """The program or the set-up failed, or the job is FAILED."""
     STUCK = "stuck"
     """No step was reported for too long."""
     LEFT = "left"
-    """The program exited without a failure and is started again."""
+    """The program exited without a failure and restarts."""
     RELEASED = "released"
     """Slices are being deleted."""
     MOVED = "moved"
@@ -150,6 +150,6 @@ class EventType(StrEnum):
     WARNING = "warning"
     """A problem that does not stop the job."""
     SUCCEEDED = "succeeded"
-    """The job ended as SUCCEEDED."""
+    """The job is SUCCEEDED."""
     CANCELLED = "cancelled"
-    """The job ended as CANCELLED."""
+    """The job is CANCELLED."""

@@ -23,7 +23,7 @@ _ACTIONS = {
     FaultType.QUOTA: RefusalAction.NEXT_CANDIDATE,
     FaultType.RATE: RefusalAction.RETRY,
     FaultType.DENIED: RefusalAction.NEXT_CANDIDATE,
-    # The job continues by itself once the user has logged in again.
+    # The job continues by itself after the next login of the user.
     FaultType.LOGIN: RefusalAction.RETRY,
     FaultType.PREEMPTED: RefusalAction.PREEMPTION,
     FaultType.CONFLICT: RefusalAction.RETRY,
@@ -46,7 +46,7 @@ def action_for(fault: Fault) -> RefusalAction:
     """Return the action that follows a fault."""
     action = _ACTIONS[fault.kind]
     if fault.kind is FaultType.DENIED and fault.scope is Scope.REQUEST:
-        # A policy forbids the request itself. Only another policy or another job file helps.
+        # A policy forbids the request itself. Only a change of the policy or of the job file helps.
         return RefusalAction.GIVE_UP
     if fault.scope is Scope.PROJECT and action is RefusalAction.NEXT_CANDIDATE:
         # Other zones refuse as well. The job continues once an administrator grants access.

@@ -1,9 +1,9 @@
 """The slices and requests that a job releases, and the slices that it holds back. Pure.
 
-A slice with a bad host may be held back instead of released, because the cloud often grants a
-released slice again within minutes, with the same bad host. Held-back slices cost as much as
-others. So their number is limited, and they are released once the program runs elsewhere or no
-other slice is available.
+A slice with a bad host may be held back instead of released, because the cloud often regrants a
+released slice within minutes, with the same bad host. Held-back slices cost as much as active
+slices. So a job may hold back only a few. It releases all of its held-back slices once the program
+runs elsewhere or no other slice is available.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ from drumline.observed import Fault, FaultType, HostPhase, HostReport
 
 REJECTIONS_PER_HELD_BACK = 3
 """Rejected slices in a row for each slice that a job holds back without `parking` in its job file.
-The cloud often grants a returned slice again at once: such a job was granted the same excluded host
-a hundred times."""
+The cloud often regrants a returned slice at once: such a job was granted the same excluded host a
+hundred times."""
 MAX_HELD_BACK = 4
-"""The most slices that a job holds back without `parking` in its job file."""
+"""The maximum number of slices that a job holds back without `parking` in its job file."""
 
 
 def release_or_hold_back(
@@ -37,8 +37,8 @@ def release_or_hold_back(
     """Return the job without its slices, which are held back if the limit allows, else released.
 
     Slices that may still run the program are not `idle` and are always released. The next attempt
-    waits until released slices are gone, but not for held-back ones, and two programs would write
-    to the same checkpoints.
+    waits for the deletion of released slices, but not of held-back slices, and two programs would
+    write to the same checkpoints.
     """
     limit = job.parking
     if limit is None:
@@ -53,7 +53,7 @@ def release_or_hold_back(
 def release_unneeded(decision: Decision, reports: Sequence[HostReport]) -> Decision:
     """Add the release of requests and held-back slices that the job no longer needs.
 
-    Other requests are kept until every host of the active slices has answered, and held-back slices
+    Other requests stay until every host of the active slices has answered, and held-back slices
     until the program runs.
     """
     job = decision.job
@@ -97,7 +97,7 @@ def release_if_blocking(decision: Decision, fault: Fault) -> Decision:
     """Add the release of held-back slices if a refused request suggests that they are in the way.
 
     Held-back slices use up quota, perhaps all of it. And if every candidate is out of capacity,
-    they would cost money for as long as that lasts.
+    held-back slices would cost money until capacity returns.
     """
     job = decision.job
     tried_all = job.next_choice == 0 and not job.requests and fault.kind is FaultType.STOCKOUT
@@ -107,15 +107,15 @@ def release_if_blocking(decision: Decision, fault: Fault) -> Decision:
 
 
 def release_held_back(decision: Decision) -> Decision:
-    """Add the release of held-back slices, because the cloud grants no others."""
+    """Add the release of held-back slices, because the cloud grants no other slices."""
     return _release_all_held_back(decision, "no other slice is available")
 
 
 def release_while_waiting(decision: Decision, now: float, timeouts: Timeouts) -> Decision:
-    """Add the release of held-back slices if the job waits for a deletion and one of them is old.
+    """Add the release of held-back slices if the job waits for a deletion and any of them is old.
 
-    Some deletions never end, and held-back slices would cost money for as long. Before, they stay,
-    so that the next request is not granted the same host again.
+    Some deletions never finish, and held-back slices would cost money forever. Until then, they
+    stay, so that the next request is not granted the same host.
     """
     granted_at = [slices.ready_at or slices.asked_at for slices in decision.job.held_back]
     if not any(now - at > timeouts.deleting for at in granted_at):

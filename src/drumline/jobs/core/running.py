@@ -197,8 +197,8 @@ def _mark_running(job: Job, observations: Observations, now: float) -> Job:
 def _made_progress(job: Job, steps: Steps | None) -> bool:
     """Return True if the program has made progress since the last bad host.
 
-    A program whose host was found bad in the middle of a training makes steps each time and may
-    fail each time. Then only a new checkpoint counts.
+    A program whose host was found bad in the middle of a training may make steps and fail in every
+    attempt. Then only a new checkpoint counts.
     """
     failed_in_training = job.cause is not None and job.cause.proof == EvidenceType.REPLAY
     return steps is not None and (steps.saved_at is not None or not failed_in_training)
@@ -234,7 +234,7 @@ def _check_addresses(
 def _check_silence(
     job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision | None:
-    """Check whether a host was silent for too long: its slice is lost, or the host is bad.
+    """Check for hosts that are silent for too long: the slice is lost, or the host is bad.
 
     If no host of a slice was ever reached, the cause is the network or the login, not a host.
     """
@@ -263,7 +263,7 @@ def _check_silence(
             state = listed.cloud_state if listed and listed.slices else "gone"
             reason = f"host {report.index} is silent, and the slice is {state}"
             return after_preemption(job, placement, reason, now, observations.steps)
-        # The maintenance may have ended before the newest poll, and the host answers soon.
+        # The maintenance may have finished before the newest poll, and the host answers soon.
         maintenance = observation.maintenance_after(since) if observation else ""
         if polled_since and maintenance:
             reason = f"host {report.index} is silent, and the slice is in maintenance"
@@ -296,7 +296,7 @@ def _check_silence(
 
 
 def _silent_since(report: HostReport, observations: Observations) -> float | None:
-    """Return when a host last reported, or when this server began to listen if that was later.
+    """Return when a host last reported, or when this server started to listen if that was later.
 
     A server that was stopped, or whose machine was asleep, received no reports in the meantime.
     """
@@ -324,7 +324,7 @@ def _check_failures(
     settled = idle or now - attempt.failed_at >= timeouts.settle
     stopping = next((report for report in reports if report.shutdown_reason), None)
     if stopping is not None and settled:
-        # The host will be gone in a moment, whatever the cloud lists until then.
+        # The host is about to be deleted, whatever the cloud lists until then.
         reason = f"host {stopping.index} is going down: {stopping.shutdown_reason}"
         return after_preemption(job, placement, reason, now, observations.steps)
     # A host that shuts down first ends its programs by a signal, and some save their work and exit.
@@ -354,9 +354,9 @@ def _check_failures(
 def _reported_and_polled_since(
     time: float, placement: Placement, observations: Observations
 ) -> bool:
-    """Return True if every host has reported and the zone was polled after that time.
+    """Return True if every host has reported and the zone was polled after `time`.
 
-    A host whose program ended by itself has nothing to add.
+    A host whose program exited by itself has no further information.
     """
     observation = observations.placements.get(placement.name)
     if observation is None or observation.at <= time:
@@ -376,8 +376,8 @@ def _ended_by_itself(report: HostReport) -> bool:
 def _reported_at(report: HostReport) -> float | None:
     """Return when a host last reported the state of its program; None if it never has.
 
-    A host that rebooted sends messages before it reports that its program is gone. Until then the
-    other hosts, which lost their connection to it, look like the cause.
+    A host that rebooted sends messages before it reports that its program is missing. Until then
+    the other hosts, which were disconnected from it, look like the cause.
     """
     if report.phase is HostPhase.CONNECTING or report.reported_at is not None:
         return report.reported_at
@@ -390,7 +390,7 @@ def _reported_at(report: HostReport) -> float | None:
 def _check_steps(
     job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
 ) -> Decision | None:
-    """Stop a program that makes no more steps, so that it is started again."""
+    """Stop a program that makes no more steps, so that it restarts."""
     attempt, steps, reports = current_attempt(job), observations.steps, observations.reports
     since = steps.stepped_at if steps else attempt.running_at
     if since is not None and observations.listening_since is not None:
@@ -404,7 +404,7 @@ def _check_steps(
     if attempt.stuck_at is None:
         job = replace(job, attempt=replace(attempt, stuck_at=now))
         return Decision(job, effects=(Effect(EffectType.POLL, placement),))
-    # After a lost connection, a host reports again just before its newest heartbeat arrives.
+    # After a reconnection, a host reports just before its newest heartbeat arrives.
     settled = now - attempt.stuck_at >= timeouts.settle
     if not (settled and _reported_and_polled_since(attempt.stuck_at, placement, observations)):
         return _wait_for_reports_and_poll(job, placement)

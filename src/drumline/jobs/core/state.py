@@ -83,7 +83,7 @@ class PlacementRole(StrEnum):
     ACTIVE = "active"
     """The attempt runs here, or is about to start. At most one placement of a job is active."""
     HELD_BACK = "held back"
-    """Has a bad host, and is kept so that the cloud cannot grant that host again."""
+    """The slice has a bad host. The job keeps it so that the cloud cannot regrant that host."""
 
 
 @dataclass(frozen=True)
@@ -157,27 +157,27 @@ class Attempt:
     started_at: float
     fence: int = 0
     """The fencing number, which grows with every attempt of any job in this database. The program
-    claims its checkpoint folder with it, and programs of earlier attempts can no longer write."""
+    claims its checkpoint folder with it, and programs of previous attempts can no longer write."""
     sent_at: float | None = None
-    """The time when every host had received the code."""
+    """The timestamp after which every host has the code."""
     running_at: float | None = None
     failed_at: float | None = None
-    """The time when the first failure of a host was observed. The decision waits for the reports
-    of the other hosts and for a poll of the cloud."""
+    """The timestamp of the first observed failure of a host. The decision waits for the reports of
+    the other hosts and for a poll of the cloud."""
     stuck_at: float | None = None
-    """The time when the lack of new steps was observed. The decision waits for a cloud poll."""
+    """The timestamp at which a lack of steps was observed. The decision waits for a cloud poll."""
     stopping: bool = False
     unconfirmed_at: float | None = None
     """When a host that answers, or any host after a user's command, did not confirm the stop."""
     outputs_since: float | None = None
-    """The time when the attempt was over and its end began to wait for a copy of the outputs."""
+    """The end of the attempt, from which on its job waits for a copy of the outputs."""
     succeeded: bool = False
     """True if the program has succeeded, and the job ends as soon as its outputs are copied."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """The reason why an attempt failed: the first host that failed, and its earliest error."""
+    """The reason for a failed attempt: the host that failed first, and its earliest error."""
 
     kind: EndReason
     host: int
@@ -198,7 +198,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Job:
-    """The state of a job that `decide` depends on. Data for display is kept elsewhere."""
+    """The state of a job that `decide` depends on. Data for display is stored elsewhere."""
 
     id: str
     owner: str
@@ -218,10 +218,10 @@ class Job:
     keep_failed: float = 300.0
     """Seconds that a failed job keeps its slices for a resume."""
     kept_until: float | None = None
-    """The time when the slices of an ended job are released; None if it keeps none."""
+    """The timestamp at which a finished job releases its slices; None if it has no slices."""
     wish: DesiredState = DesiredState.RUN
     deletes: int = 0
-    """The number of deletes that users asked for. A resume that began before one is refused."""
+    """The number of deletes that users requested. A resume from before a delete is refused."""
     status: Status = Status.QUEUED
     reason: str = ""
     next_choice: int = 0
@@ -235,7 +235,7 @@ class Job:
     """Unproved bad hosts since the program last made progress. Only these use up the allowance."""
     preemptions: int = 0
     departures: int = 0
-    """Consecutive attempts that soon ended without a failure and were restarted."""
+    """Consecutive attempts that exited quickly without a failure and were restarted."""
     patience: float = 1.0
     """Factor on the wait for capacity in a zone. The queue for reserved capacity moves in hours."""
     rates: tuple[float | None, ...] = ()
@@ -244,8 +244,7 @@ class Job:
     stays: bool = False
     """True if the job never leaves a healthy slice for a cheaper one."""
     ask: int = 1
-    """The maximum number of zones to request slices in at the same time. A job of an earlier
-    version asks in one."""
+    """The maximum number of zones with concurrent requests. A job of an older version uses one."""
     refusals: int = 0
     """Consecutive slices that were lost before they were ready."""
     turned_down: int = 0
@@ -261,7 +260,7 @@ class Job:
     unreached: int = 0
     """Consecutive slices of which no host was reached."""
     not_before: float = 0.0
-    """The earliest time for the next request or the next start of the program."""
+    """The earliest timestamp of the next request or the next start of the program."""
     has_run: bool = False
     has_stepped: bool = False
     """True if any attempt has reported a step. Before that, the program never counts as stuck."""
@@ -275,7 +274,7 @@ class Job:
     """True if the job file names outputs, which are copied to the home of the server."""
     parking: int | None = None
     """The maximum number of placements with a bad host to hold back; None for one for every few
-    rejected placements in a row. The cloud cannot grant a placement again while it is held back."""
+    rejected placements in a row. The cloud cannot regrant a placement while it is held back."""
     cause: Cause | None = None
     ended_at: float | None = None
 
@@ -313,7 +312,7 @@ class Job:
     def is_cheaper(self, candidate: Candidate, than: Candidate) -> bool:
         """Return True if a slice costs at least a tenth less than another one.
 
-        Another accelerator is another speed, so its price says nothing.
+        A different accelerator has a different speed, so the prices are not comparable.
         """
         if candidate.accelerator != than.accelerator:
             return False
@@ -322,7 +321,7 @@ class Job:
         return rate is not None and current is not None and rate <= 0.9 * current
 
     def put(self, placement: Placement) -> "Job":
-        """Return the job with this placement, instead of the one with the same name."""
+        """Return the job with this placement, which replaces a placement of the same name."""
         if not any(p.name == placement.name for p in self.placements):
             return replace(self, placements=(*self.placements, placement))
         placements = (placement if p.name == placement.name else p for p in self.placements)
@@ -335,7 +334,7 @@ class Job:
 
 
 class OldProgram(StrEnum):
-    """What is known of the program on a slice that is being deleted."""
+    """The knowledge about the program on a slice that is being deleted."""
 
     UNKNOWN = ""
     NEVER = "never"
@@ -350,18 +349,18 @@ class PlacementObservation:
     """A placement as the newest successful poll of its zone shows it."""
 
     at: float
-    """The time when the poll began."""
+    """The start of the poll."""
     listed: ListedPlacement | None
     """The placement in the listing; None if the cloud does not have it."""
     refusal: Refusal | None = None
-    """The error with which its create operation ended, if the cloud does not have it."""
+    """The error of its create operation, if the cloud does not have it."""
     creating: bool = False
     """True if the cloud does not have it yet, because its create operation is in progress."""
     last_maintenance: tuple[float, str] | None = None
-    """The time of the newest poll that listed a maintenance, and the cloud's words for it."""
+    """The newest poll that listed a maintenance, as its timestamp and the cloud's message."""
 
     def maintenance_after(self, time: float) -> str:
-        """Return the cloud's words for a maintenance that was listed after that time, or none."""
+        """Return the cloud's message about a maintenance listed after that time, if any."""
         if self.last_maintenance is None or self.last_maintenance[0] <= time:
             return ""
         return self.last_maintenance[1]
@@ -380,9 +379,9 @@ class AddressError:
 
     refusal: Refusal
     since: float
-    """The time of the first failure to read host keys or instance names."""
+    """The timestamp of the first failure to read host keys or instance names."""
     at: float
-    """The time of the last one."""
+    """The timestamp of the last such failure."""
 
 
 @dataclass(frozen=True)
@@ -401,12 +400,12 @@ class ZoneStatus:
 
 @dataclass(frozen=True)
 class OutputsCopy:
-    """The newest copy of the outputs of the current attempt that this server has ended."""
+    """The newest copy of the outputs of the current attempt that this server has completed."""
 
     began_at: float
     ended_at: float
     summary: str
-    """The number and size of the files, and what could not be copied, for an event."""
+    """The number and size of the files, and the files without a copy, for an event."""
 
 
 @dataclass(frozen=True)
@@ -414,11 +413,11 @@ class Observations:
     """Everything observed about one job."""
 
     placements: Mapping[str, PlacementObservation] = field(default_factory=dict)
-    """The placements in the cloud, by name, from polls that began after the requests."""
+    """The placements in the cloud, by name, from polls that started after the requests."""
     reports: tuple[HostReport, ...] = ()
     """The newest report of each host."""
     listening_since: float | None = None
-    """The time when this server began to listen to the hosts. Earlier silence does not count."""
+    """The timestamp from which this server listens to hosts. Silence before it does not count."""
     zones: Mapping[Candidate, ZoneStatus] = field(default_factory=dict)
     old_program_may_run: bool = False
     """True if a slice that is being deleted may still run a program of this job. For a job that
@@ -431,9 +430,9 @@ class Observations:
     steps: Steps | None = None
     """The steps that the current attempt has reported."""
     outputs: OutputsCopy | None = None
-    """The newest copy of the outputs of the current attempt; None before the first."""
+    """The newest copy of the outputs of the current attempt; None if there is no copy."""
     mass_failure: str = ""
-    """A message if so many hosts failed at once that they are not the cause; otherwise empty."""
+    """A message if so many hosts failed together that they are not the cause; otherwise empty."""
     address_error: AddressError | None = None
     """The error of the cloud because of which there are no connections and no reports."""
 
@@ -455,14 +454,14 @@ class Timeouts:
     """Time from the first slices that are ready in which cheaper ones that boot may become ready
     and run the program instead."""
     visible: float = 60.0
-    """Time after the cloud accepted a request in which neither listings nor lookups need to have
-    it. Google shows a new resource up to a minute late."""
+    """Delay after the acceptance of a request until listings and lookups must show it. Google shows
+    a new resource up to a minute late."""
     booting: float = 2400.0
-    """Time from the grant of a slice to READY with all addresses. Large slices boot within 20
+    """Wait from the grant of a slice to READY with all addresses. Large slices boot within 20
     minutes. Slices whose creation or repair failed stay in these states and use quota for ever."""
     deleting: float = 1800.0
-    """Time for the deletion of a slice, which takes minutes. A deletion may also take days. Then
-    the job goes on elsewhere, if the old program has ended or can no longer write checkpoints."""
+    """Wait for the deletion of a slice, which takes minutes or, rarely, days. After this wait,
+    the job continues elsewhere, if the old program has exited or cannot write checkpoints."""
     silence: float = 90.0
     """Silence of a host after which its slice counts as lost if the cloud no longer reports it as
     READY."""
@@ -470,25 +469,25 @@ class Timeouts:
     """Silence after which a host counts as bad although the cloud still reports its slice as READY.
     Live migrations and reboots take a few minutes."""
     first_contact: float = 600.0
-    """Time from READY to the first SSH connection. Hosts of one slice boot minutes apart."""
+    """Wait from READY to the first SSH connection. Hosts of one slice boot minutes apart."""
     settle: float = 5.0
     """Wait after the first failure for the reports of other hosts, to find which failed first."""
     shutdown: float = 45.0
-    """Wait for a host to shut down after a signal ended its program, or after the program saved
-    its work and exited. A preempted host has about 30 s, and ends its programs first."""
+    """Wait for a host to shut down after a signal terminated its program, or after the program
+    saved its work and exited. A preempted host has about 30 s, and stops its programs first."""
     settled: float = 1800.0
-    """Time for which a program runs before cheaper slices are requested, if the job file allows to
-    leave a healthy slice. Most slices that are lost soon are lost before."""
+    """Duration of a run before cheaper slices are requested, if the job file allows to leave a
+    healthy slice. Most short-lived slices are preempted before that."""
     rest: float = 2.0
-    """Wait before the first restart after a failure, doubled each time up to a minute, so that a
+    """Wait before the first restart after a failure, doubled per restart up to a minute, so that a
     program does not use up its allowance during an outage of a service that it needs."""
     outputs: float = 600.0
-    """Time for one copy of the outputs, for which the slice of an ended attempt is kept."""
+    """Maximum duration of a copy of the outputs, for which a finished attempt keeps its slice."""
     outputs_interval: float = 60.0
-    """Wait between two copies of the outputs while the program runs. A slice that is preempted
+    """Wait between copies of the outputs while the program runs. A slice that is preempted
     without notice loses the changes since the last copy."""
     retry: float = 10.0
-    """Wait before a refused request is repeated, doubled each time up to `RETRY_LIMIT`."""
+    """Wait before a refused request is repeated, doubled per retry up to `RETRY_LIMIT`."""
 
 
 class EffectType(StrEnum):
@@ -549,7 +548,7 @@ class Decision:
     ended: tuple[EndedAttempt, ...] = ()
 
     def then(self, later: "Decision") -> "Decision":
-        """Return a decision on the job of this one, with the effects and events of both."""
+        """Return the later decision, with the effects and events of both."""
         return Decision(
             later.job,
             (*self.effects, *later.effects),

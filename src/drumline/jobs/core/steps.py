@@ -1,7 +1,7 @@
 """The steps of one attempt, from its heartbeats: its progress and its checkpoints. Pure.
 
 `update_steps` takes the next heartbeat and the time it was observed, by the server's clock. The
-steps of a job's attempts show whether it is stuck, how many steps it repeated, and what it lost.
+steps of a job's attempts show whether it is stuck, and how many steps it repeated and lost.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ class Steps:
 
     step: float
     stepped_at: float
-    """The time when this step was first observed."""
+    """The timestamp of the first observation of this step."""
     moving: bool = False
     """True after the second step. The program has compiled by then."""
     total: float | None = None
@@ -25,7 +25,8 @@ class Steps:
     """The step of the checkpoint it resumed from, 0 for a new start; None if not reported."""
     checkpoint: float | None = None
     saved_at: float | None = None
-    """The time when the attempt's newest checkpoint was first observed; None before its first."""
+    """The timestamp of the first observation of the attempt's newest checkpoint, if there is
+    one."""
     tells_checkpoints: bool = False
     """True if the program reports its checkpoints."""
     fenced: bool = False
@@ -37,7 +38,7 @@ class Steps:
         return self.total is not None and self.step >= self.total
 
     def clamped(self, now: float) -> "Steps":
-        """Move times in the future to `now`, because the clock of an earlier server may differ."""
+        """Move times in the future to `now`, because the clock of a previous server may differ."""
         if self.stepped_at <= now and (self.saved_at is None or self.saved_at <= now):
             return self
         saved_at = None if self.saved_at is None else min(self.saved_at, now)
@@ -45,7 +46,7 @@ class Steps:
 
 
 def update_steps(steps: Steps | None, heartbeat: Mapping[str, object], now: float) -> Steps | None:
-    """Return the steps after one more heartbeat. A heartbeat without a step changes nothing."""
+    """Return the steps after a heartbeat. A heartbeat without a step has no effect."""
     step = to_number(heartbeat.get("step"))
     if step is None:
         return steps

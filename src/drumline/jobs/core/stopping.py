@@ -1,4 +1,4 @@
-"""A job that its user cancels, deletes or resumes, and the slices kept after its end. Pure."""
+"""A job that its user cancels, deletes or resumes, and its slices after its end. Pure."""
 
 from dataclasses import replace
 
@@ -93,7 +93,8 @@ def _release_for_user(
 ) -> Decision:
     """Release the slices of a cancelled or deleted job, and end it.
 
-    If a program may still run on them, or on earlier ones, the job ends once all are gone.
+    If a program may still run on them, or on previous slices, the job ends after the deletion of
+    all slices.
     """
     release = (Effect(EffectType.RELEASE, placement, "no longer wanted"),)
     observation = observations.placements.get(placement.name)
@@ -114,9 +115,9 @@ def _release_for_user(
 def keep_for_resume(
     job: Job, placement: Placement, observations: Observations, now: float
 ) -> Decision:
-    """Keep the slices of an ended job until its `keep` is over, it is deleted, or they are lost."""
+    """Keep the slices of a finished job until `keep` is over, it is deleted, or they are lost."""
     if job.kept_until is None:
-        # The job was saved by an earlier version, which had no `kept_until`.
+        # The job was saved by an older version, which had no `kept_until`.
         job = replace(job, kept_until=now + keep_seconds(job))
     lost_reason = observations.lost_reason(placement)
     time_left = now < (job.kept_until or 0.0)
@@ -139,7 +140,7 @@ def keep_for_resume(
 
 
 def keep_seconds(job: Job) -> float:
-    """Return the duration for which an ended job keeps its slices."""
+    """Return the duration for which a finished job keeps its slices."""
     return job.keep_failed if job.status is Status.FAILED else job.keep
 
 
@@ -147,7 +148,7 @@ def keep_seconds(job: Job) -> float:
 
 
 def reset_for_resume(job: Job) -> Job:
-    """Return an ended job as a resume queues it: with all failure counts at zero."""
+    """Return a finished job as a resume queues it: with all failure counts at zero."""
     return replace(
         job,
         wish=DesiredState.RUN,
@@ -173,7 +174,7 @@ def reset_for_resume(job: Job) -> Job:
 
 
 def resume_job(job: Job) -> Decision:
-    """Resume a job. The current attempt ends, and the next one uses the slices if they still fit.
+    """Resume a job. Its current attempt ends, and the next uses the slices if they still fit.
 
     Slices and requests that do not fit the current job file are released.
     """
@@ -195,5 +196,5 @@ def describe_slices(job: Job) -> str:
 
 
 def fits(job: Job, placement: Placement) -> bool:
-    """Return True if a placement is one of those that the job file requests."""
+    """Return True if a placement is among the placements that the job file requests."""
     return placement.slices == job.slices and placement.candidate in job.choices

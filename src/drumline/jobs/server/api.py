@@ -131,8 +131,8 @@ class JobsApi:
 
     async def events(self, request: Request) -> Response:
         """`GET /jobs/{id}/events?after=&wait=`: wait up to `wait` seconds for new events."""
-        after = int(_number(request, "after"))
-        wait = min(_number(request, "wait"), MAX_WAIT_SECONDS)
+        after = int(_query_value(request, "after"))
+        wait = min(_query_value(request, "wait"), MAX_WAIT_SECONDS)
         return JSONResponse(await self._service.events(_job_id(request), after, wait))
 
     async def logs(self, request: Request) -> Response:
@@ -210,15 +210,15 @@ def _field(body: dict[str, Any], key: str) -> Any:
     return body[key]
 
 
-def _number(request: Request, key: str) -> float:
+def _query_value(request: Request, key: str) -> float:
     text = request.query_params.get(key, "0")
     try:
-        number = float(text)
+        value = float(text)
     except ValueError:
-        number = math.nan
-    if not 0 <= number < 2**63:
+        value = math.nan
+    if not 0 <= value < 2**63:
         raise RequestError(f"{key}: {text!r:.40} is not a number of at least 0")
-    return number
+    return value
 
 
 def parse_search(query: QueryParams) -> JobFilter:

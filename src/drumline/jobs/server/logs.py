@@ -2,7 +2,7 @@
 
 A log may be larger than memory, and all callers share the server's event loop. So threads read logs
 in chunks, and each chunk is read after the previous one was sent. With `follow`, reading continues
-through preemptions and failures until the job has ended.
+through preemptions and failures until the job has finished.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ MAX_LINE_BYTES = 1 << 16
 POLL_SECONDS = 0.2
 
 TimedLine = tuple[float, bytes]
-"""A line with the time of its first byte."""
+"""A line with the timestamp of its first byte."""
 _TIME = itemgetter(0)
 
 
 @dataclass(frozen=True)
 class LogQuery:
-    """The part of a job's logs that a caller asked for."""
+    """The part of a job's logs that a caller requests."""
 
     host: str = "0"
     """A host index, or `all`."""
@@ -56,7 +56,7 @@ class LogQuery:
     tail: int | None = None
     """The number of last lines, or None for all lines."""
     since: float | None = None
-    """The time of the oldest line, in any attempt."""
+    """The timestamp of the oldest line, in any attempt."""
     times: bool = False
     """True to start each line with its time."""
     json: bool = False
@@ -115,11 +115,11 @@ def stream_logs(service: "JobService", job_id: str, query: LogQuery) -> AsyncIte
         first = 1
     note = ""
     if not query.attempt and query.since is None:
-        # After a preemption, the new attempt writes nothing for a while.
+        # After a preemption, the new attempt has no output for a while.
         first = _last_with_output(folder, query.host, latest)
         if first < latest:
             note = f" (attempt {latest} has no output)"
-    hosts = max(_host_count(job, number, folder / str(number)) for number in {first, last})
+    hosts = max(_host_count(job, attempt, folder / str(attempt)) for attempt in {first, last})
     if query.host != "all" and int(query.host) >= hosts:
         existing = "only host 0" if hosts == 1 else f"hosts 0 to {hosts - 1}"
         raise RequestError(f"host: {job.id} has no host {int(query.host)}; it has {existing}", 404)
@@ -129,7 +129,7 @@ def stream_logs(service: "JobService", job_id: str, query: LogQuery) -> AsyncIte
 async def _stream(
     service: "JobService", job_id: str, query: LogQuery, attempts: range, note: str
 ) -> AsyncIterator[bytes]:
-    """Stream the logs of several attempts. `note` follows the number of the first one."""
+    """Stream the logs of the attempts. `note` follows the number of the first attempt."""
     folder = service.folders.logs(job_id)
     readers = await asyncio.to_thread(_open, folder, query, attempts)
     for reader in readers:
@@ -172,7 +172,7 @@ def _last_with_output(folder: Path, host: str, latest: int) -> int:
 
 
 def _progress(service: "JobService", job_id: str) -> tuple[int, bool]:
-    """Return the number of the newest attempt, and True if the job has ended or was deleted."""
+    """Return the number of the newest attempt, and True if the job has finished or was deleted."""
     try:
         job = service.record(job_id).job
     except RequestError:
@@ -200,7 +200,7 @@ class _AttemptReader:
     def __init__(self, folder: Path, attempt: int, query: LogQuery) -> None:
         self.attempt = attempt
         self.heading = b""
-        """The line before the first bytes, if there are several attempts."""
+        """The line before the first bytes, if there are multiple attempts."""
         self._folder = folder
         self._query = query
         self._readers: dict[Path, _HostReader] = {}
@@ -217,7 +217,7 @@ class _AttemptReader:
         return list(self._readers.values())
 
     def seek_tail(self, lines: int) -> int:
-        """Skip to the last lines. Return the number of lines that earlier attempts must add."""
+        """Skip to the last lines. Return the number of lines that previous attempts must add."""
         count = sum(reader.seek_tail(lines) for reader in self._host_readers())
         self._skip = max(count - lines, 0)
         return max(lines - count, 0)
@@ -316,7 +316,7 @@ class _HostReader:
         return count
 
     def raw(self) -> bytes:
-        """Return the next bytes as they were written, or nothing at the end."""
+        """Return the next bytes as they were written; empty at the end."""
         chunk = read_chunk(self._path, self._offset, CHUNK_BYTES)
         if not chunk.data:
             return b""
@@ -326,7 +326,7 @@ class _HostReader:
         return notice + chunk.data
 
     def _gap_notice(self, start: int) -> bytes:
-        """Return a notice if bytes before `start` were not kept."""
+        """Return a notice if bytes before `start` are missing."""
         missing = start - self._offset
         if missing <= 0:
             return b""
@@ -334,7 +334,7 @@ class _HostReader:
         return (b"" if self._at_line_start else b"\n") + notice % missing
 
     def lines(self) -> list[TimedLine]:
-        """Return the next complete lines, or nothing at the end."""
+        """Return the next complete lines; empty at the end."""
         lines: list[TimedLine] = []
         while not lines:
             chunk = read_chunk(self._path, self._offset, CHUNK_BYTES)
@@ -355,7 +355,7 @@ class _HostReader:
         at, until = self._time_of(offset), self._next_change()
         *complete, last = data.split(b"\n")
         for line in complete:
-            # Most lines were written at the same time as the line before.
+            # Most lines have the timestamp of the previous line.
             if offset >= until:
                 at, until = (
                     self._time_of(offset),
@@ -376,7 +376,7 @@ class _HostReader:
         return lines
 
     def _next_change(self) -> int:
-        """Return the offset from which on the time changes."""
+        """Return the offset at which the timestamp changes."""
         return self._timestamps.next_offset if self._timestamps else 0
 
     def unfinished(self) -> list[TimedLine]:
@@ -385,7 +385,7 @@ class _HostReader:
         return [(self._unfinished_at, line + b"\n")] if line else []
 
     def _time_of(self, offset: int) -> float:
-        """Return the time when a byte was written, never earlier than that of earlier bytes."""
+        """Return the timestamp of a byte, which never decreases within the log."""
         time = self._timestamps.time_at(offset) if self._timestamps else None
         self._latest = max(self._latest, time or 0.0)
         return self._latest

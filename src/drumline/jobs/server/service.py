@@ -41,7 +41,7 @@ from drumline.jobs.store.specs import StoredSpec, checkpoint_owner
 from drumline.observed import HostPhase
 
 RECENT_SECONDS = 24 * 3600.0
-"""Seconds for which `list` shows an ended job without `--all`."""
+"""Seconds for which `list` shows a finished job without `--all`."""
 ALL_JOBS = JobFilter()
 MAX_ID_DIGITS = 15
 """The maximum number of digits of a job id in the database."""
@@ -113,7 +113,7 @@ class JobService:
         return ids
 
     def _ambiguous(self, name: str, candidates: Sequence[str]) -> str:
-        """Return the error for a name of several jobs: their ids and states, newest first."""
+        """Return the error for a name of multiple jobs: ids and states, newest first."""
         lines = [f"{len(candidates)} jobs are named {name}; give one of their ids instead:"]
         for job_id in reversed(candidates[-MAX_CANDIDATES:]):
             try:
@@ -266,7 +266,7 @@ class JobService:
     def _take_over(
         self, raw: Mapping[str, Any], origin: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a job file and its origin, changed to use the checkpoints of another job."""
+        """Return a job file and its origin, changed to use the checkpoints of an existing job."""
         other = self.record(str(origin["from"]))
         folder = other.spec.checkpoints_of(other.job.id)
         if folder is None:
@@ -278,7 +278,7 @@ class JobService:
         return spec, {**origin, "from": other.job.id, "checkpoint": folder}
 
     def _require_unused(self, folder: str, job_id: str) -> None:
-        """Raise RequestError if another job writes its checkpoints to this folder."""
+        """Raise RequestError if an active job writes its checkpoints to this folder."""
         for other in self.supervisor.records.values():
             job = other.job
             if job.id == job_id or job.status.ended:
@@ -312,7 +312,7 @@ class JobService:
             )
         packing = packing_fields(archive)
         settings = spec.slice_settings.over(self.supervisor.config.slice_settings)
-        plan = views.plan_lines(spec, choices, archive, settings, self.supervisor.prices)
+        plan = views.render_plan(spec, choices, archive, settings, self.supervisor.prices)
         notes = [*packing_notes(packing), *start_lines, *warnings]
         return {"lines": [*plan, *notes]} | packing
 
@@ -394,7 +394,7 @@ class JobService:
     async def _resume(
         self, job_id: str, body: Mapping[str, Any], options: PackingOptions
     ) -> dict[str, Any]:
-        """Run a job again, with the current job file if the caller has sent it."""
+        """Rerun a job, with the current job file if the caller has sent it."""
         from drumline.jobs.spec import changes
 
         record = self.record(job_id)
@@ -435,7 +435,7 @@ class JobService:
         added = {"archive": archive, "origin": origin, "checkpoint_owner": owner}
         added["interpreter"] = interpreter
         stored = _stored_spec(after | added)
-        # No await from here on: the job is read again and changed at once.
+        # No await from here on: the job is reread and changed at once.
         require_wanted(options)
         folder = stored.checkpoints_of(job_id)
         if folder is not None:

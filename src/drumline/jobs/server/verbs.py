@@ -1,8 +1,8 @@
 """Decide how `cancel`, `delete`, `resume` and `clean` change a job. Pure functions.
 
 `Supervisor.change` applies each function to the job's current record after all slow work is done,
-so that no command overwrites the changes of another one. A command that comes too late raises
-RequestError and changes nothing.
+so that no command overwrites the changes of a different command. A command that comes too late
+raises RequestError and has no effect.
 """
 
 from collections.abc import Sequence
@@ -144,7 +144,7 @@ def _withdrawn(job: Job) -> str:
 
 
 def no_slice(releasing: Sequence[SliceRow]) -> str:
-    """Describe a job without a placement: its earlier slices may still be in the cloud."""
+    """Describe a job without a placement: its previous slices may still be in the cloud."""
     parts = [
         f"its request {row.name} in {row.zone} is being withdrawn"
         if row.ready is None
@@ -177,7 +177,7 @@ def resume(
     choices: tuple[Candidate, ...],
     changes: Sequence[str] = (),
 ) -> VerbResult:
-    """Run a job again by its current job file. `requested` is the job at the time of the request.
+    """Rerun a job by its current job file. `requested` is the job as of the request.
 
     If a `cancel` is still stopping the program, the job restarts afterwards on the same slice.
     `changes` are the lines of the job file that changed.
@@ -230,7 +230,7 @@ def adopting_job(spec: "JobSpec", orphan: Orphan, owner: str, now: float) -> Job
 
 
 def removable(job: Job) -> bool:
-    """Return True if a job that `clean` deletes has ended and holds no slice."""
+    """Return True if a job that `clean` deletes has finished and holds no slice."""
     if job.wish is not DesiredState.DELETE:
         raise RequestError(f"{job.id} was resumed in the meantime; nothing was removed", 409)
     return job.status.ended and not job.placements

@@ -283,7 +283,7 @@ def _zones_in_order(zones: Sequence[str], ask: int) -> str:
     return ", then ".join([text, *zones[ask:]])
 
 
-def plan_lines(
+def render_plan(
     spec: "JobSpec",
     choices: tuple[Candidate, ...],
     archive: Mapping[str, Any] | None,

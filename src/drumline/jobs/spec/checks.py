@@ -188,8 +188,8 @@ def map_of(raw: object, example: str) -> dict[str, object]:
 
 def _integer(raw: object) -> int | None:
     """Return an integer, or None if the value is anything else."""
-    number = unwrap(raw)
-    return None if isinstance(number, bool) or not isinstance(number, int) else number
+    value = unwrap(raw)
+    return None if isinstance(value, bool) or not isinstance(value, int) else value
 
 
 def _parse_seconds(raw: object, expected: str) -> float:
@@ -284,10 +284,10 @@ def allowance(raw: object) -> int | str:
     """Return the number of times that something may happen, or `unlimited`."""
     if unwrap(raw) == UNLIMITED:
         return UNLIMITED
-    number = _integer(raw)
-    if number is None or not 0 <= number <= 10**9:
+    count = _integer(raw)
+    if count is None or not 0 <= count <= 10**9:
         raise InvalidValue(f"is {quoted(raw)}; expected a whole number from 0, or {UNLIMITED}")
-    return number
+    return count
 
 
 def burnin(raw: object) -> str:
@@ -297,18 +297,18 @@ def burnin(raw: object) -> str:
 
 def ask(raw: object) -> int:
     """Return the maximum number of zones to request slices in at the same time."""
-    number = _integer(raw)
-    if number is None or not 1 <= number <= MAX_ASKED:
+    count = _integer(raw)
+    if count is None or not 1 <= count <= MAX_ASKED:
         raise InvalidValue(f"is {quoted(raw)}; expected a whole number from 1 to {MAX_ASKED}")
-    return number
+    return count
 
 
 def parking(raw: object) -> int:
     """Return the maximum number of slices to hold back."""
-    number = _integer(raw)
-    if number is None or not 0 <= number <= MAX_HELD_BACK:
+    count = _integer(raw)
+    if count is None or not 0 <= count <= MAX_HELD_BACK:
         raise InvalidValue(f"is {quoted(raw)}; expected a whole number from 0 to {MAX_HELD_BACK}")
-    return number
+    return count
 
 
 def grace(raw: object) -> float:

@@ -47,8 +47,8 @@ class MetricsTable:
             self._db.executemany(
                 "UPDATE attempts SET course = ? WHERE job = ? AND number = ?",
                 [
-                    (_STEPS.dump_json(attempt_steps).decode(), job_id, number)
-                    for number, attempt_steps in steps.items()
+                    (_STEPS.dump_json(attempt_steps).decode(), job_id, attempt)
+                    for attempt, attempt_steps in steps.items()
                 ],
             )
             self._db.executemany(

@@ -8,7 +8,7 @@
 | slices of a job that was cleaned | for a day after they are gone |
 | code archives | while an active job uses them; else for 7 days, and the newest 2 GB |
 
-A resume packs the code again, so archives that no active job uses are only copies. Jobs, attempts,
+A resume repacks the code, so archives that no active job uses are only copies. Jobs, attempts,
 metrics and logs stay until `clean`.
 """
 
@@ -58,6 +58,6 @@ def prune_code(folder: Path, used: Collection[str], now: float) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove incomplete archives of an earlier server. Call this before packing."""
+    """Remove incomplete archives of a previous server. Call this before packing."""
     for draft in folder.glob(f"{DRAFT}*"):
         shutil.rmtree(draft, ignore_errors=True)

@@ -88,7 +88,7 @@ class SliceRow:
 UNREADABLE = "UNREADABLE"
 """The listed status of a job whose row cannot be read."""
 MAX_ENDED = 1000
-"""The maximum number of ended jobs in a list without a limit."""
+"""The maximum number of finished jobs in a list without a limit."""
 
 
 @dataclass(frozen=True)
@@ -96,19 +96,19 @@ class JobFilter:
     """The filters of a list of jobs. Those that are None or empty do not apply."""
 
     since: float | None = None
-    """Leave out jobs that ended before this time."""
+    """Omit jobs that finished before this timestamp."""
     status: tuple[str, ...] = ()
     name: str | None = None
     """Part of the name, or a pattern with * and ?."""
     user: str | None = None
     limit: int | None = None
-    """The number of newest jobs; None is all active ones and the newest MAX_ENDED others."""
+    """The number of newest jobs; None is all active jobs and the newest MAX_ENDED finished jobs."""
     before: str | None = None
     """List only jobs older than this one, for the next page."""
 
     @property
     def paged(self) -> bool:
-        """True if the list ends after a number of jobs, active ones included."""
+        """True if the list ends after a number of jobs, including active jobs."""
         return self.limit is not None or self.before is not None
 
 
@@ -243,17 +243,17 @@ class Store:
         ).fetchone()
         return int(row["value"])
 
-    def skip_fence_to(self, number: int) -> None:
+    def skip_fence_to(self, fence: int) -> None:
         """Make the next fencing number greater than this one."""
-        if number:
+        if fence:
             self._db.execute(
                 "INSERT INTO meta VALUES ('fence', :number) ON CONFLICT (key) DO UPDATE"
                 " SET value = :number WHERE CAST(value AS INTEGER) < CAST(:number AS INTEGER)",
-                {"number": str(number)},
+                {"number": str(fence)},
             )
 
     def check_writable(self) -> None:
-        """Write a value that changes nothing. Raises if the disk is full."""
+        """Write a value without an effect. Raises if the disk is full."""
         self._db.execute("UPDATE meta SET value = value WHERE key = 'owner'")
 
     def close(self) -> None:
@@ -276,10 +276,10 @@ class Store:
         return Record(job, user, name, stored_spec)
 
     def living(self) -> list[Record]:
-        """Return every job that has not ended or still holds slices, oldest first.
+        """Return every job that has not finished or still holds slices, oldest first.
 
-        A row that cannot be read is marked with the reason. The next start tries it again, because
-        it may be of another version of Drumline.
+        A row that cannot be read is marked with the reason. The next start retries it, because it
+        may be of a different version of Drumline.
         """
         rows = self._db.execute("SELECT * FROM jobs WHERE live = 1 ORDER BY number").fetchall()
         records = []
@@ -347,7 +347,7 @@ class Store:
     def named(self, name: str) -> list[str]:
         """Return the ids of the jobs with this name, oldest first.
 
-        Jobs that the user deleted are left out, unless all of them were deleted.
+        Deleted jobs are omitted, unless all matching jobs were deleted.
         """
         rows = self._db.execute(
             "SELECT number, CASE WHEN json_valid(state) THEN json_extract(state, '$.wish') END"
@@ -371,7 +371,7 @@ class Store:
         spec: StoredSpec | None = None,
         old_programs: Mapping[str, OldProgram] = MappingProxyType({}),
     ) -> None:
-        """Save a decision, and the last `reports` of the hosts of an attempt that ended.
+        """Save a decision, and the last `reports` of the hosts of a finished attempt.
 
         A `spec` replaces that of the job. `old_programs` are the programs on released slices.
         """
@@ -418,7 +418,7 @@ class Store:
         )
 
     def remove(self, job_id: str) -> None:
-        """Delete a job. The rows of its slices stay until they are gone from the cloud."""
+        """Delete a job. The rows of its slices stay until the cloud has deleted the slices."""
         with transaction(self._db):
             self._db.execute("DELETE FROM jobs WHERE number = ?", (int(job_id),))
             self._db.execute("DELETE FROM attempts WHERE job = ?", (job_id,))
@@ -457,7 +457,7 @@ class Store:
         return [row["name"] for row in rows]
 
     def releasing(self) -> list[SliceRow]:
-        """Return the slices that are being deleted and are not known to be gone."""
+        """Return the slices that are being deleted and may still exist."""
         # Cached for the rounds of the supervisor, because only this connection writes to the file.
         if self._releasing_at != self._db.total_changes:
             rows = self._db.execute(
@@ -530,13 +530,13 @@ class Store:
         return events
 
     def gone(self, name: str, now: float) -> None:
-        """Record that a slice is gone from the cloud."""
+        """Record that a slice no longer exists in the cloud."""
         self._db.execute("UPDATE slices SET gone = ? WHERE name = ?", (now, name))
 
     def long_histories(self, limit: int, old_limit: int, old: float) -> list[tuple[str, int]]:
         """Return the jobs with more events than `limit`, and the limit of each.
 
-        It is `old_limit` for jobs that ended before the time `old`.
+        It is `old_limit` for jobs that finished before the timestamp `old`.
         """
         rows = self._db.execute(
             "SELECT events.job AS job, count(*) AS count,"
@@ -558,7 +558,7 @@ class Store:
         )
 
     def prune_slices(self, keep: int, before: float) -> None:
-        """Delete rows of slices that were gone before a time.
+        """Delete rows of slices that were deleted before a time.
 
         These are the slices of deleted jobs, and of each job all but `keep` that were never ready.
         """

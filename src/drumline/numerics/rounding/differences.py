@@ -89,9 +89,9 @@ def to_host(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def json_number(number: float | None) -> float | str | None:
+def json_number(value: float | None) -> float | str | None:
     """Return a number as a JSON value. Infinity and NaN become strings."""
-    return number if number is None or math.isfinite(number) else str(number)
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _as_integers(array: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from drumline.cloud.emulator.checksums import checksums
 from drumline.cloud.model.errors import Json
 
 _MAX_FINISHED = 1000
-"""The number of finished uploads whose answer is kept for callers that did not receive it."""
+"""The number of finished uploads whose answer is stored for callers that did not receive it."""
 _CANCELLED = 499
 
 
@@ -46,7 +46,7 @@ class Uploads:
     """The uploads to one folder. Resumable uploads are lost when the process ends."""
 
     def __init__(self, store: BucketFolder) -> None:
-        """Nothing is written before the first upload."""
+        """Writing starts with the first upload."""
         self._store = store
         self._uploads: dict[str, _Upload] = {}
 
@@ -97,7 +97,7 @@ class Uploads:
                     f'Provided {title} "{expected[key]}" doesn\'t match '
                     f'calculated {title} "{value}".'
                 )
-        # Nothing is awaited between the check of the preconditions and the write.
+        # There is no await between the check of the preconditions and the write.
         return self._store.commit(
             bucket, name, draft, conditions, wire.settable(resource), computed
         )
@@ -194,7 +194,7 @@ class Uploads:
 async def _receive(request: Request, upload: _Upload, first: int) -> None:
     """Append the content of a call to an upload.
 
-    A caller that did not receive an answer may send bytes again that have arrived already.
+    A caller that did not receive an answer may resend bytes that have already arrived.
     """
     if first > upload.received:
         raise invalid_argument(
