@@ -115,7 +115,7 @@ def our_pids(home: Path) -> list[int]:
     assert emulator is not None
     pids = {emulator.pid, *processes.find_by_environment(f"DRUMLINE_HOST_TAG={home}")}
     pids.update(processes.find_by_environment(f"DRUMLINE_HOME={home}\0"))
-    for pid in pids:
+    for pid in list(pids):
         pids.update(processes.descendants(pid))
     return sorted(pids - {os.getpid()})
 
@@ -201,6 +201,6 @@ def test_another_user_cannot_reach_the_owners_data(
     assert installation.emulator("resources") == before
     assert installation.status(job) == "RUNNING"
     # Everybody may read the command line of a process.
-    shown = " ".join(processes.command_line(pid) for pid in pids)
+    shown = " ".join(processes.command_line(pid) for pid in list(pids))
     assert SECRET not in shown
     assert emulator.token not in shown
