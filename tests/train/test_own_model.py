@@ -7,10 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax  # type: ignore[import-untyped]
 import pytest
 
 from drumline.errors import UserError
+from drumline.models import LM
 from drumline.train import Evaluation, Functions, Recipe, data, fit
+from drumline.train.mesh import make_mesh
+from drumline.train.plan import make_plan
+from drumline.train.steps.evaluation import Evaluator
+from tests.models.training import KEY, MODELS, batch_for, weights_of
 from tests.train.toy import ROWS, init, toy
 
 
@@ -141,6 +148,41 @@ def test_evaluation_metrics_do_not_depend_on_the_batch_size(
     )
     assert output.count(message) == 1
     assert output.count("is not a mean over rows") == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ignored_targets_do_not_count_in_an_evaluation_whatever_the_batch(name: str) -> None:
+    """The records have very different numbers of targets that count, and some have none."""
+    model = MODELS[name]
+    records = batch_for(model, 10)
+    if isinstance(model, LM):
+        rng, targets = np.random.default_rng(3), records["tokens"][:, 1:].copy()
+        # Most of the ignored targets are at the end, so that the batches differ.
+        targets[rng.random(targets.shape) < np.linspace(0, 1.1, 10)[:, None]] = model.ignore_index
+        records["targets"] = targets
+    else:
+        records["label"][[1, 6, 7, 9]] = model.ignore_index
+    params = weights_of(name)
+    loss, metrics = jax.jit(model.loss)(params, records, KEY)
+    expected = float(metrics.get("cross_entropy", loss))
+
+    def evaluate(batch: int, devices: int = 1) -> dict[str, float]:
+        evaluation = Evaluation(data.arrays(records, batch=batch))
+        sgd = optax.sgd(0.1)
+        sizes = {"data": devices}
+        recipe = Recipe(model, sgd, evaluation.data, sizes, steps=1, evaluation=evaluation)
+        mesh = make_mesh(sizes)
+        with jax.set_mesh(mesh):
+            plan = make_plan(recipe, mesh)
+            shapes, messages = plan.abstract_state.params, list[str]()
+            metrics = Evaluator(recipe, mesh, shapes, plan.loss, messages.append)(params)
+        assert not messages
+        return metrics
+
+    for case in ((2,), (3,), (4,), (10,), (6, 2), (8, 8)):
+        metrics = evaluate(*case)
+        assert metrics["eval_loss"] == pytest.approx(expected, rel=2e-6), case
+        assert metrics == pytest.approx(evaluate(10), rel=2e-6), case
 
 
 def test_a_model_may_have_its_own_evaluation_function() -> None:

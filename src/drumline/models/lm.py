@@ -26,13 +26,23 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from drumline.models.losses import IGNORE_INDEX, check_indices, cross_entropy, masked_mean
+from drumline.models.losses import (
+    IGNORE_INDEX,
+    Total,
+    check_indices,
+    cross_entropy,
+    masked_mean,
+    masked_total,
+)
 from drumline.models.remat import Remat, check_remat
 from drumline.models.sharding import (
+    Batch,
     Layout,
+    LocalFunction,
     LogicalAxes,
     Metrics,
     ModelSharding,
+    Output,
     Params,
     ShardedModel,
     Weights,
@@ -210,12 +220,15 @@ class LM(ShardedModel):
             "z_loss", unweighted and averaged over the blocks.
         """
         del key
-        sharding = ModelSharding.on_current_mesh("LM", self._layout())
-        self.check_batch(batch)
-        count, length = batch["tokens"].shape
-        sharding.check_rows("a batch of", count, "batch")
-        sharding.check_rows("a sequence of", length - 1, "sequence")
-        return sharding.run(self._local_loss, params, self._logical_axes(), batch)
+        return self._run(self._local_loss, params, batch)
+
+    def evaluate(self, params: Params, batch: dict[str, jax.Array]) -> dict[str, Total | jax.Array]:
+        """Return the total and the count of the cross-entropy of a batch, which is also the loss.
+
+        The losses of the router are for training, and not part of this loss. The balance loss is
+        not a mean over tokens, so it is left out. The z-loss is a mean over all positions.
+        """
+        return self._run(self._local_totals, params, batch)
 
     def logits(self, params: Params, tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
         """Return the logits of the next tokens on a single device. Supports `collecting` taps."""
@@ -271,15 +284,18 @@ class LM(ShardedModel):
         blocks = logical_axes(stack_layers(self._block_weights(), self.depth))
         return {**OUTER_AXES, "blocks": blocks}
 
+    def _run(self, local: LocalFunction[Output], params: Params, batch: Batch) -> Output:
+        sharding = ModelSharding.on_current_mesh("LM", self._layout())
+        self.check_batch(batch)
+        count, length = batch["tokens"].shape
+        sharding.check_rows("a batch of", count, "batch")
+        sharding.check_rows("a sequence of", length - 1, "sequence")
+        return sharding.run(local, params, self._logical_axes(), batch)
+
     def _local_loss(
         self, sharding: ModelSharding, params: Params, batch: dict[str, jax.Array]
     ) -> tuple[jax.Array, Metrics]:
-        tokens = batch["tokens"].astype(jnp.int32)
-        logits, router_metrics = self._local_logits(sharding, params, tokens[:, :-1])
-        targets = batch["targets"].astype(jnp.int32) if "targets" in batch else tokens[:, 1:]
-        losses = cross_entropy(
-            logits, targets, sharding.axes("vocab"), ignore_index=self.ignore_index
-        )
+        losses, targets, router_metrics = self._token_losses(sharding, params, batch)
         loss = masked_mean(losses, targets, ignore_index=self.ignore_index)
         metrics = {
             "cross_entropy": loss,
@@ -289,6 +305,28 @@ class LM(ShardedModel):
             loss = loss + self.balance_weight * metrics["balance_loss"]
             loss = loss + self.z_weight * metrics["z_loss"]
         return loss, metrics
+
+    def _local_totals(
+        self, sharding: ModelSharding, params: Params, batch: dict[str, jax.Array]
+    ) -> dict[str, Total | jax.Array]:
+        losses, targets, router_metrics = self._token_losses(sharding, params, batch)
+        total = masked_total(losses, targets, ignore_index=self.ignore_index)
+        metrics: dict[str, Total | jax.Array] = {"loss": total, "cross_entropy": total}
+        if self.experts:
+            metrics["z_loss"] = jnp.mean(router_metrics["z_loss"])
+        return metrics
+
+    def _token_losses(
+        self, sharding: ModelSharding, params: Params, batch: dict[str, jax.Array]
+    ) -> tuple[Float[Array, "B S"], Int[Array, "B S"], Metrics]:
+        """Return the cross-entropy of each target, the targets, and the router's losses."""
+        tokens = batch["tokens"].astype(jnp.int32)
+        logits, router_metrics = self._local_logits(sharding, params, tokens[:, :-1])
+        targets = batch["targets"].astype(jnp.int32) if "targets" in batch else tokens[:, 1:]
+        losses = cross_entropy(
+            logits, targets, sharding.axes("vocab"), ignore_index=self.ignore_index
+        )
+        return losses, targets, router_metrics
 
     def _local_logits(
         self, sharding: ModelSharding, params: Params, tokens: Int[Array, "B S"]

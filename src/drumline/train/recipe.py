@@ -28,7 +28,10 @@ SaveEvery = int | Literal["auto"]
 
 
 class Model(Protocol):
-    """A stateless model. `loss` runs under `jax.set_mesh` and may use `shard_map`."""
+    """A stateless model. `loss` runs under `jax.set_mesh` and may use `shard_map`.
+
+    A model may also have a method `evaluate(params, batch)`, as for `Evaluation.function`.
+    """
 
     @property
     def item(self) -> str:
