@@ -198,3 +198,25 @@ def test_the_optimizer_state_is_sharded_like_the_parameters() -> None:
     ]
     assert all(leaf.sharding.is_fully_replicated for leaf in factored)
     assert len(factored) > 3
+
+
+def test_parameters_that_are_a_single_array_are_sharded_and_resume(tmp_path: Path) -> None:
+    """The shape is that of the run's key, which is still on every device."""
+
+    def loss(params: Any, batch: Any, key: Any) -> jax.Array:
+        del key
+        return jnp.mean((batch["x"][:, :2] @ params - batch["y"]) ** 2)
+
+    model = Functions(lambda key: jax.random.normal(key, (2,)), loss, specs=lambda: P("data"))
+    result = fit(toy(4, model=model), checkpoint=tmp_path)
+    adam = result.state.opt_state[0]
+    for array in (result.state.params, adam.mu, adam.nu):
+        assert array.sharding.spec == P("data")
+        assert array.addressable_shards[0].data.shape == (1,)
+    assert adam.count.sharding.is_fully_replicated
+    assert result.state.key.sharding.is_fully_replicated
+    resumed = fit(toy(8, model=model), checkpoint=tmp_path).state.params
+    assert resumed.sharding.spec == P("data")
+    np.testing.assert_array_equal(resumed, fit(toy(8, model=model)).state.params)
+    with pytest.raises(UserError, match=r"specs: params has shape \(2,\), but"):
+        fit(toy(model=replace(model, specs=lambda: P(None, "data"))))

@@ -54,30 +54,32 @@ def _without_weak_types(tree: Any) -> Any:
 def abstract_state(recipe: Recipe, mesh: Mesh | AbstractMesh) -> State:
     """Return the state as shapes with their shardings.
 
-    An array of the optimizer with the name and the shape of a parameter is sharded like it. All
-    other arrays of the optimizer are small, and replicated.
+    An array of the optimizer with the name and the shape of a parameter is sharded like it. If the
+    parameters are a single array, it has no name, and only the shape counts. All other arrays of
+    the optimizer are small, and replicated.
     """
     shapes = jax.eval_shape(lambda: initial_state(recipe))
-    specs = _expand_prefix(recipe.model.specs(), shapes.params)
-    by_path = {
-        path: (leaf.shape, spec)
-        for (path, leaf), spec in zip(
-            jax.tree_util.tree_flatten_with_path(shapes.params)[0],
-            jax.tree.leaves(specs, is_leaf=_is_spec),
-            strict=True,
-        )
-    }
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes.params)
+    specs = jax.tree.leaves(_expand_prefix(recipe.model.specs(), shapes.params), is_leaf=_is_spec)
+    by_path = {path: (leaf.shape, spec) for (path, leaf), spec in zip(leaves, specs, strict=True)}
+    for path, (shape, spec) in by_path.items():
+        _check_spec(path_name(path) or "params", shape, spec, mesh)
 
-    def shard(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        suffixes = (path[start:] for start in range(len(path)))
-        candidates = (by_path[suffix] for suffix in suffixes if suffix in by_path)
-        spec = next((spec for shape, spec in candidates if shape == leaf.shape), PartitionSpec())
+    def shard(leaf: Any, spec: PartitionSpec) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
-    for path, (shape, spec) in by_path.items():
-        _check_spec(path_name(path), shape, spec, mesh)
-    state: State = jax.tree_util.tree_map_with_path(shard, shapes)
-    return state
+    def shard_moment(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Any:
+        suffixes = (path[start:] for start in range(len(path) + 1))
+        candidates = (by_path[suffix] for suffix in suffixes if suffix in by_path)
+        specs = (spec for shape, spec in candidates if shape == leaf.shape)
+        return shard(leaf, next(specs, PartitionSpec()))
+
+    return State(
+        params=jax.tree.unflatten(tree, map(shard, (leaf for _, leaf in leaves), specs)),
+        opt_state=jax.tree_util.tree_map_with_path(shard_moment, shapes.opt_state),
+        step=shard(shapes.step, PartitionSpec()),
+        key=shard(shapes.key, PartitionSpec()),
+    )
 
 
 def step_number(state: State) -> int:
