@@ -127,7 +127,7 @@ def test_bfloat16_takes_one_pass_at_any_requested_precision() -> None:
         ("v5litepod-1", 2, 1),
         ("v5p-8", 2, 1),
         ("v6e-1", 2, 1),
-        ("tpu7x-4", 1, 2),
+        ("tpu7x-8", 1, 2),
         ("V100", 1, 1),
         ("A100", 2, 1),
         ("H200", 2, 2),

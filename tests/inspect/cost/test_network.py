@@ -65,7 +65,7 @@ def link_bandwidth(name: str) -> float:
         ("v2-8", {"X": 2, "Y": 4}, {"X": "2 cores of a chip", "Y": "line of 2 × line of 2"}),
         ("v2-8", {"X": 8}, {"X": "2 cores of a chip × line of 2 × line of 2"}),
         (
-            "tpu7x-128",
+            "tpu7x-256",
             {"X": 8, "Y": 32},
             {"X": "2 cores of a chip × ring of 4", "Y": "ring of 4 × ring of 8"},
         ),
@@ -97,7 +97,7 @@ def test_a_mesh_uses_whole_dimensions_if_possible(
         ("2xv6e-256", 512),
         ("v5p-128", 64),
         ("v2-8", 8),
-        ("tpu7x-8", 16),
+        ("tpu7x-8", 8),
         ("8xH200", 8),
         ("H200", 1),
     ],
