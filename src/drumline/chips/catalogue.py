@@ -14,6 +14,9 @@ from drumline.chips.names import UnknownName, nearest
 SCALING_BOOK = "How to Scale Your Model, chapter 2 (TPUs) and chapter 12 (GPUs)"
 TPU_DOCS = "Cloud TPU documentation, system architecture pages, read 2026-11"
 NVIDIA = "NVIDIA datasheet of the chip, dense figures without sparsity"
+NVIDIA_SERVERS = (
+    "NVIDIA datasheets of DGX-1, DGX A100, H100, H200 and B200: 4 × 100, 8 × 200 and 8 × 400 Gb/s"
+)
 JAX_TABLE = "JAX, the table of TPUs for kernels (jax/_src/pallas/mosaic/tpu_info.py)"
 JAX_SLIDES = "Introduction to TPU & JAX, the tables of chips"
 
@@ -40,7 +43,7 @@ class Chip:
     cores: int | None
     """The number of TensorCores of a TPU, or of streaming multiprocessors of a GPU."""
     dcn_bandwidth: float | None
-    """Bytes per second per chip to the data-centre network."""
+    """Bytes per second per chip to the data-centre network, or of a GPU to other nodes."""
     sources: Mapping[str, str] = field(repr=False)
     notes: tuple[str, ...] = ()
 
@@ -143,16 +146,16 @@ _CHIPS: tuple[Chip, ...] = (
         name="V100", kind="gpu", year=2017, cores=80, torus_dimensions=None,
         peak_bf16_flops=1.25e14, peak_int8_flops=None, peak_fp8_flops=None,
         hbm_bytes=16e9, hbm_bandwidth=9e11,
-        link_bandwidth=1.5e11, dcn_bandwidth=None,
-        sources=_from(NVIDIA),
+        link_bandwidth=1.5e11, dcn_bandwidth=6.25e9,
+        sources=_from(NVIDIA, dcn_bandwidth=NVIDIA_SERVERS),
         notes=("its tensor cores compute in float16, not bfloat16: the figure is for float16",),
     ),
     Chip(
         name="A100", kind="gpu", year=2020, cores=108, torus_dimensions=None,
         peak_bf16_flops=3.12e14, peak_int8_flops=6.24e14, peak_fp8_flops=None,
         hbm_bytes=40e9, hbm_bandwidth=1.555e12,
-        link_bandwidth=3e11, dcn_bandwidth=None,
-        sources=_from(NVIDIA),
+        link_bandwidth=3e11, dcn_bandwidth=2.5e10,
+        sources=_from(NVIDIA, dcn_bandwidth=NVIDIA_SERVERS),
         notes=("the 40 GB model, as in the slides",),
     ),
     Chip(
@@ -167,32 +170,38 @@ _CHIPS: tuple[Chip, ...] = (
         name="H100", kind="gpu", year=2022, cores=132, torus_dimensions=None,
         peak_bf16_flops=9.9e14, peak_int8_flops=1.98e15, peak_fp8_flops=1.98e15,
         hbm_bytes=80e9, hbm_bandwidth=3.35e12,
-        link_bandwidth=4.5e11, dcn_bandwidth=None,
-        sources=_from(SCALING_BOOK, year=NVIDIA, cores=NVIDIA),
+        link_bandwidth=4.5e11, dcn_bandwidth=5e10,
+        sources=_from(SCALING_BOOK, year=NVIDIA, cores=NVIDIA, dcn_bandwidth=NVIDIA_SERVERS),
     ),
     Chip(
         name="H200", kind="gpu", year=2024, cores=132, torus_dimensions=None,
         peak_bf16_flops=9.9e14, peak_int8_flops=1.98e15, peak_fp8_flops=1.98e15,
         hbm_bytes=141e9, hbm_bandwidth=4.8e12,
-        link_bandwidth=4.5e11, dcn_bandwidth=None,
-        sources=_from(SCALING_BOOK, year=NVIDIA, cores=NVIDIA),
+        link_bandwidth=4.5e11, dcn_bandwidth=5e10,
+        sources=_from(SCALING_BOOK, year=NVIDIA, cores=NVIDIA, dcn_bandwidth=NVIDIA_SERVERS),
         notes=("measured on one: 7.9e14 FLOP/s on an 8192³ bf16 matmul, 4.3e12 B/s on a copy",),
     ),
     Chip(
         name="B100", kind="gpu", year=2024, cores=None, torus_dimensions=None,
         peak_bf16_flops=1.8e15, peak_int8_flops=3.5e15, peak_fp8_flops=3.5e15,
         hbm_bytes=192e9, hbm_bandwidth=8e12,
-        link_bandwidth=9e11, dcn_bandwidth=None,
-        sources=_from(NVIDIA, peak_bf16_flops=JAX_SLIDES, hbm_bytes=JAX_SLIDES),
-        notes=("the slides print 655 % of an A100; their own figures give 577 %",),
+        link_bandwidth=9e11, dcn_bandwidth=5e10,
+        sources=_from(
+            NVIDIA, peak_bf16_flops=JAX_SLIDES, hbm_bytes=JAX_SLIDES, dcn_bandwidth=NVIDIA_SERVERS,
+        ),
+        notes=(
+            "the slides print 655 % of an A100; their own figures give 577 %",
+            "the network is that of the B200's servers",
+        ),
     ),
     Chip(
         name="B200", kind="gpu", year=2024, cores=148, torus_dimensions=None,
         peak_bf16_flops=2.3e15, peak_int8_flops=4.5e15, peak_fp8_flops=4.5e15,
         hbm_bytes=192e9, hbm_bandwidth=8e12,
-        link_bandwidth=9e11, dcn_bandwidth=None,
+        link_bandwidth=9e11, dcn_bandwidth=5e10,
         sources=_from(
             SCALING_BOOK, year=NVIDIA, cores=NVIDIA, peak_int8_flops=NVIDIA, peak_fp8_flops=NVIDIA,
+            dcn_bandwidth=NVIDIA_SERVERS,
         ),
     ),
 )
