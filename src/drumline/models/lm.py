@@ -53,7 +53,7 @@ from drumline.models.sharding import (
     resolve_layout,
     unstack_layers,
 )
-from drumline.parallel.block.attention import Kernel, attend
+from drumline.parallel.block.attention import Kernel, RotaryScaling, attend
 from drumline.parallel.block.layers import (
     attention_layer,
     expert_layer,
@@ -129,6 +129,8 @@ class LM(ShardedModel):
         remat: the rematerialization policy (`drumline.models.remat`): `"none"`, `"dots"`,
             `"projections"` or `"full"`; True for `"full"`, False for `"none"`.
         rotary_base: the base of the rotary embedding. The longest wavelength is 2π times this.
+        rotary_scaling: the scaling of the rotary frequencies for sequences that are longer than in
+            pre-training, as in Llama 3.1; None for none.
         epsilon: the constant added to the mean square in the norms.
         ignore_index: the token that is not predicted, such as padding.
     """
@@ -151,6 +153,7 @@ class LM(ShardedModel):
     scan_layers: bool = False
     remat: Remat = False
     rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
     epsilon: float = 1e-6
     ignore_index: int = IGNORE_INDEX
 
@@ -169,6 +172,14 @@ class LM(ShardedModel):
                 f"LM: experts_per_token is {self.experts_per_token}; with {self.experts} experts "
                 f"it can be 1 to {self.experts}"
             )
+        if self.rotary_scaling:
+            factor, low, high, length = self.rotary_scaling
+            is_linear = low is None and high is None and length is None
+            if factor <= 0 or not (is_linear or (low and high and length and low < high)):
+                raise ValueError(
+                    f"LM: {self.rotary_scaling} is not valid; give a positive factor, alone or "
+                    "with low_freq_factor < high_freq_factor and the original length"
+                )
         check_remat("LM", self.remat)
         check_wire_dtype("LM", self.wire_dtype)
         if self.attention not in get_args(Kernel):
@@ -380,7 +391,11 @@ class LM(ShardedModel):
         w = sharding.gathered(shards, axes, jnp.dtype(self.compute_dtype))
         norm = partial(rms_norm, epsilon=self.epsilon)
         attention = partial(
-            attend, causal=True, kernel=self.attention, rotary_base=self.rotary_base
+            attend,
+            causal=True,
+            kernel=self.attention,
+            rotary_base=self.rotary_base,
+            rotary_scaling=self.rotary_scaling,
         )
         project = sharding.projections("heads", self.wire_dtype)
         x = attention_layer(x, w, project, norm=norm, attend=attention)
