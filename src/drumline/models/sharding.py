@@ -282,7 +282,8 @@ class ModelSharding:
         """
 
         def gather(weight: jax.Array, axes: LogicalAxes) -> jax.Array:
-            weight = _vary(weight, self.axes(*rows))
+            # NumPy arrays, such as weights from a file, have other methods.
+            weight = _vary(jnp.asarray(weight), self.axes(*rows))
             embed = [dim for dim, names in enumerate(axes) if "embed" in _as_tuple(names)]
             if not embed:
                 return weight
