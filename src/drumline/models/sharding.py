@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -128,6 +128,13 @@ def specs_of(layout: Layout, axes: Any) -> Any:
 
 class ShardedModel(ABC):
     """A model that is sharded by its layout."""
+
+    compiler_options: ClassVar[Mapping[str, Mapping[str, bool]]] = {
+        "gpu": {"xla_gpu_enable_triton_gemm": False}
+    }
+    """The default compiler options of a training step by platform. With cuBLAS only, a 1.3B decoder
+    trains 5 % faster on an H200 than with the matmuls that XLA's autotuning picks, and compiles in
+    half the time (benchmarks/train_h200.py)."""
 
     @abstractmethod
     def init(self, key: PRNGKeyArray) -> Params:

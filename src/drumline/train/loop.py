@@ -336,6 +336,9 @@ def _open_run(
     )
     bad_batches = BadBatches(plan, log.message)
     hardware = HardwareChecks(plan, pipeline, checkpoints, log.message)
+    if plan.compiler_options:
+        options = (f"{name}={value}" for name, value in plan.compiler_options.items())
+        log.message(f"compiler options: {', '.join(options)}")
     if pipeline.warning:
         log.message(pipeline.warning)
     return _Run(

@@ -30,7 +30,8 @@ SaveEvery = int | Literal["auto"]
 class Model(Protocol):
     """A stateless model. `loss` runs under `jax.set_mesh` and may use `shard_map`.
 
-    A model may also have a method `evaluate(params, batch)`, as for `Evaluation.function`.
+    A model may also have a method `evaluate(params, batch)`, as for `Evaluation.function`, and
+    `compiler_options`, the defaults of the recipe's options by platform.
     """
 
     @property
@@ -180,6 +181,9 @@ class Recipe:
     steps: int
     evaluation: Evaluation | None = None
     settings: Settings = field(default_factory=Settings)
+    compiler_options: Mapping[str, bool | str | float | None] = field(default_factory=dict)
+    """Options of XLA for the step, by name. They override the defaults or add to them. None removes
+    a default."""
 
     def __post_init__(self) -> None:
         """Reject invalid recipes."""

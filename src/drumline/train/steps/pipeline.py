@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from drumline.chips.catalogue import TPUS
+from drumline.errors import UserError
 from drumline.health.emulated import inject_compute_fault
 from drumline.health.fault_report import HardwareFault
 from drumline.train.batches import Prefetcher
@@ -65,7 +66,8 @@ class Pipeline:
         self._mode = self._mode_array(HALT)
         self._no_limits = self._limits = replicate(plan.mesh, NO_LIMITS)
         self._limit_values = (np.inf, np.inf)
-        self._step_function = make_step(plan.recipe, plan.mesh, plan.abstract_state)
+        options = plan.compiler_options
+        self._step_function = make_step(plan.recipe, plan.mesh, plan.abstract_state, options)
         self._checker = CompilerChecker(plan)
         # Compile before the barrier, so that in the first step no host waits for a compiler.
         inputs = (
@@ -75,7 +77,8 @@ class Pipeline:
             self._stop_flag.array,
             self._limits,
         )
-        self._step_function.lower(*inputs).compile()
+        with _user_errors():
+            self._step_function.lower(*inputs).compile()
         self._checker.compile(*inputs)
         barrier()
 
@@ -211,6 +214,19 @@ class Pipeline:
         return replicate(self._plan.mesh, np.asarray(mode, np.int32))
 
 
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """Turn the compiler's errors about its options into UserError."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        message = str(error).strip().partition("\n")[0]
+        if "No such compile option" in message or "While setting option" in message:
+            message = message.removeprefix("INVALID_ARGUMENT: ")
+            raise UserError(f"compiler_options: {message}") from None
+        raise
+
+
 @jax.jit
 def _copy(state: State) -> State:
     """Copy a state to other memory of the same devices."""
@@ -270,7 +286,8 @@ class CompilerChecker:
         """The step function, as `make_step` returns it."""
         plan = self._plan
         generation, _ = TPUS.get(plan.mesh.devices.flat[0].device_kind, ("", 1))
-        return make_step(plan.recipe, plan.mesh, plan.abstract_state, checker_options(generation))
+        options = {**plan.compiler_options, **checker_options(generation)}
+        return make_step(plan.recipe, plan.mesh, plan.abstract_state, options)
 
     def compile(self, *inputs: Any) -> None:
         """Compile the step if it is used. An error of the compiler is not a hardware fault."""
