@@ -36,7 +36,7 @@ from drumline.train.plan import Plan, make_plan
 from drumline.train.recipe import Recipe
 from drumline.train.reporting import RunLog, RunProgress
 from drumline.train.save_interval import SaveSchedule, make_schedule
-from drumline.train.state import State, step_number
+from drumline.train.state import State, describe_weights, step_number
 from drumline.train.steps.bad_batches import BadBatches
 from drumline.train.steps.evaluation import Evaluator
 from drumline.train.steps.pipeline import DispatchedStep, Pipeline
@@ -182,6 +182,8 @@ class _Run:
             changes = self.checkpoints.compare_recipe(saved, allow_changes)
             for message in (self._resume_message, *changes):
                 self.log.message(message)
+        else:
+            self.log.message(describe_weights(self.pipeline.state.params, self.plan.mesh))
 
     def read_steps(self, lag: int) -> _Event:
         """Read and report all but the last `lag` steps. Stop at a step that has halted the run."""
@@ -332,6 +334,7 @@ def _open_run(
         goodput,
         lambda: checkpoints.committed,
         lambda: saves.interval,
+        pipeline.mean_input_seconds,
         fenced=fenced,
     )
     bad_batches = BadBatches(plan, log.message)

@@ -13,7 +13,13 @@ from jax.sharding import Mesh
 from drumline.train.batches import BatchLoader
 from drumline.train.recipe import Recipe
 from drumline.train.state import State, abstract_state
-from drumline.train.steps.step import TracedLoss, compiler_options, group_names, trace_loss
+from drumline.train.steps.step import (
+    TracedLoss,
+    compiler_options,
+    group_names,
+    learning_rates,
+    trace_loss,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,8 @@ class Plan:
     @cached_property
     def metric_names(self) -> tuple[str, ...]:
         """The names of the metrics that a step returns, in order."""
-        return ("loss", "grad_norm", *self.loss.metric_names)
+        rates = learning_rates(self.abstract_state.opt_state)
+        return ("loss", "grad_norm", "param_norm", "update_norm", *rates, *self.loss.metric_names)
 
     @cached_property
     def group_names(self) -> tuple[str, ...]:

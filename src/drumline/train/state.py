@@ -87,6 +87,29 @@ def step_number(state: State) -> int:
     return int(state.step.addressable_data(0))
 
 
+def describe_weights(params: Any, mesh: Mesh) -> str:
+    """Return the norm of the initial weights, and their smallest and largest deviation."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+
+    def measure(leaf: jax.Array) -> jax.Array:
+        square = jnp.sum(jnp.square(jnp.abs(leaf).astype(jnp.float32)))
+        real = jnp.real(leaf).astype(jnp.float32)
+        # Without its minimum, a constant array has a deviation of exactly zero.
+        return jnp.stack([square, jnp.std(real - jnp.min(real))])
+
+    def measure_all(params: Any) -> jax.Array:
+        return jnp.stack([measure(leaf) for leaf in jax.tree.leaves(params)])
+
+    compiled = jax.jit(measure_all, out_shardings=replicated(mesh))
+    squares, deviations = np.asarray(compiled(params).addressable_data(0), np.float64).T
+    extremes = " to ".join(
+        f"{deviations[index]:.3g} ({path_name(leaves[index][0]) or 'params'})"
+        for index in (deviations.argmin(), deviations.argmax())
+    )
+    norm = np.sqrt(squares.sum())
+    return f"initial weights: norm {norm:.4g}, standard deviation of an array from {extremes}"
+
+
 def path_name(path: tuple[Any, ...]) -> str:
     """Return the name of a leaf in a tree, as in `params.layer0.weight`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -8,6 +8,7 @@ compiler makes every chip repeat its work and compare. Such a step takes about t
 does not detect a chip that makes the same error both times; comparing replicas does (hardware.py).
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,8 @@ class Pipeline:
         self._halts = True
         self._dispatched: deque[DispatchedStep] = deque()
         self._has_run = False
+        self._input_waits: list[float] = []
+        self._mean_input_seconds = 0.0
         self._mode = self._mode_array(HALT)
         self._no_limits = self._limits = replicate(plan.mesh, NO_LIMITS)
         self._limit_values = (np.inf, np.inf)
@@ -92,6 +95,16 @@ class Pipeline:
         """A message if a setting of the recipe has no effect on these devices."""
         return self._checker.warning
 
+    def mean_input_seconds(self) -> float:
+        """Return the seconds per step that this host waited for data since the last call.
+
+        If no step was dispatched since, return the last value.
+        """
+        if self._input_waits:
+            self._mean_input_seconds = sum(self._input_waits) / len(self._input_waits)
+            self._input_waits.clear()
+        return self._mean_input_seconds
+
     def restart(self, saved: Saved) -> None:
         """Continue from a saved state. Discard the dispatched steps."""
         self.state, self.position = saved.state, saved.position
@@ -114,7 +127,9 @@ class Pipeline:
         is_first, self._has_run = not self._has_run, True
         if retry is None:
             load = self._plan.loader.load_training if is_first else self._prefetcher.next_batch
+            began_at = time.monotonic()
             batch, limits = load(self.position), self._limits
+            self._input_waits.append(time.monotonic() - began_at)
         else:
             batch, limits = retry.batch, self._no_limits
         self.state, self._mode, scalars = self._run(

@@ -136,12 +136,25 @@ def _group_name(path: tuple[Any, ...]) -> str:
     return path_name(path[:1]) or "params"
 
 
+def _norm(tree: Any) -> jax.Array:
+    return jnp.sqrt(sum(squared_norms(tree).values()))
+
+
+def learning_rates(opt_state: Any) -> dict[str, jax.Array]:
+    """Return the learning rate in an optimizer's state, if `optax.inject_hyperparams` keeps it."""
+    found = optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")
+    # A schedule has a state of this name, too.
+    rates = [rate for _, rate in found if getattr(rate, "shape", None) == ()]
+    return {"learning_rate": rates[0]} if rates else {}
+
+
 # The scalars of a step ----------------------------------------------------------------------------
 
 STOP, FINITE, IN_LIMITS, LOSS = 0, 1, 2, 3
 """Indices into the scalars of a step: the stop flag, whether loss and gradients are finite, whether
-they are within the limits, and the loss. The gradient norm, the model's metrics and a finite flag
-for each parameter group follow. From `LOSS` on they depend only on state, batch and key."""
+they are within the limits, and the loss. The norms of gradient, parameters and update follow, the
+learning rate, the model's metrics and a finite flag for each parameter group. From `LOSS` on they
+depend only on state, batch and key."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +182,7 @@ class StepOutcome:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The loss, the gradient norm and the model's metrics."""
+        """The loss, the norms, the learning rate and the model's metrics."""
         values = self.scalars[LOSS : LOSS + len(self.metric_names)]
         return dict(zip(self.metric_names, values.tolist(), strict=True))
 
@@ -239,6 +252,9 @@ def make_step(
             in_limits,
             loss,
             norm,
+            _norm(state.params),
+            _norm(updates),
+            *learning_rates(opt_state).values(),
             *(metrics[name] for name in sorted(metrics)),
             *jnp.isfinite(group_norms),
         ]
