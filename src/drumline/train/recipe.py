@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 import optax  # type: ignore[import-untyped]
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from drumline.errors import UserError
 from drumline.train.data import Data
@@ -181,6 +181,9 @@ class Recipe:
     steps: int
     evaluation: Evaluation | None = None
     settings: Settings = field(default_factory=Settings)
+    init_from: Callable[[Mesh], Params] | None = None
+    """Return pretrained parameters, which replace those of `model.init` in a new run. They have its
+    structure and shapes. Arrays that are already on the mesh are not copied to the hosts."""
     compiler_options: Mapping[str, bool | str | float | None] = field(default_factory=dict)
     """Options of XLA for the step, by name. They override the defaults or add to them. None removes
     a default."""

@@ -29,16 +29,43 @@ class State:
     """The random key of the run, as raw data. A step folds its number into this key."""
 
 
-def initial_state(recipe: Recipe) -> State:
-    """Return the initial state of a recipe. Its bits do not depend on the mesh."""
+def initial_state(recipe: Recipe, params: Any = None) -> State:
+    """Return the initial state of a recipe. Its bits do not depend on the mesh.
+
+    `params` replaces the parameters that the model draws.
+    """
     init_key, run_key = jax.random.split(jax.random.key(recipe.settings.seed))
-    params = _without_weak_types(recipe.model.init(init_key))
+    params = _without_weak_types(recipe.model.init(init_key) if params is None else params)
     return State(
         params=params,
         opt_state=_without_weak_types(recipe.optimizer.init(params)),
         step=jnp.zeros((), jnp.int32),
         key=jax.random.key_data(run_key),
     )
+
+
+def pretrained_params(recipe: Recipe, mesh: Mesh, shapes: Any) -> Any:
+    """Return the parameters of `init_from` with these types and shardings, None without it."""
+    if recipe.init_from is None:
+        return None
+
+    def place(path: tuple[Any, ...], shape: Any, array: Any) -> jax.Array:
+        if np.shape(array) != shape.shape:
+            name = path_name(path) or "params"
+            raise UserError(
+                f"init_from: {name} is {np.shape(array)}, but the model has {shape.shape}"
+            )
+        if isinstance(array, jax.Array):
+            return jnp.asarray(jax.device_put(array, shape.sharding), shape.dtype)
+        return jax.make_array_from_callback(
+            shape.shape, shape.sharding, lambda index: np.array(array[index], shape.dtype)
+        )
+
+    try:
+        return jax.tree_util.tree_map_with_path(place, shapes, recipe.init_from(mesh))
+    except ValueError as error:
+        message = str(error).partition("\n")[0]
+        raise UserError(f"init_from: the parameters do not fit the model: {message}") from None
 
 
 def _without_weak_types(tree: Any) -> Any:

@@ -32,7 +32,13 @@ from drumline.train.checkpoints.provenance import compare_provenance, provenance
 from drumline.train.goodput import Goodput, write_history
 from drumline.train.multihost import failed_hosts
 from drumline.train.plan import Plan
-from drumline.train.state import State, initial_state, shardings, step_number
+from drumline.train.state import (
+    State,
+    initial_state,
+    pretrained_params,
+    shardings,
+    step_number,
+)
 
 
 @dataclass(frozen=True)
@@ -241,8 +247,9 @@ class RunCheckpoints:
                 self._folder.checkpoints.wait()
 
     def _initial(self) -> Saved:
+        plan = self._plan
+        params = pretrained_params(plan.recipe, plan.mesh, plan.abstract_state.params)
         create = jax.jit(
-            partial(initial_state, self._plan.recipe),
-            out_shardings=shardings(self._plan.abstract_state),
+            partial(initial_state, plan.recipe), out_shardings=shardings(plan.abstract_state)
         )
-        return Saved(create(), 0)
+        return Saved(create(params), 0)
