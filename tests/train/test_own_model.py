@@ -181,7 +181,7 @@ def test_ignored_targets_do_not_count_in_an_evaluation_whatever_the_batch(name: 
         with jax.set_mesh(mesh):
             plan = make_plan(recipe, mesh)
             shapes, messages = plan.abstract_state.params, list[str]()
-            metrics = Evaluator(recipe, mesh, shapes, plan.loss, messages.append)(params)
+            metrics = Evaluator(evaluation, model, mesh, shapes, plan.loss, messages.append)(params)
         assert not messages
         return metrics
 
@@ -189,6 +189,20 @@ def test_ignored_targets_do_not_count_in_an_evaluation_whatever_the_batch(name: 
         metrics = evaluate(*case)
         assert metrics["eval_loss"] == pytest.approx(expected, rel=2e-6), case
         assert metrics == pytest.approx(evaluate(10), rel=2e-6), case
+
+
+def test_a_recipe_may_have_several_evaluations_by_name() -> None:
+    def evaluation_of(rows: slice) -> Evaluation:
+        part = {name: column[rows] for name, column in ROWS.items()}
+        return Evaluation(data.arrays(part, batch=7), lambda _, batch: {"y": batch["y"]})
+
+    evaluations = {"near": evaluation_of(slice(0, 50)), "far": evaluation_of(slice(50, 203))}
+    recipe = toy_with_loss(loss_without_metrics, 1, evaluations=evaluations)
+    metrics = fit(recipe).metrics
+    assert metrics["eval_near_y"] == pytest.approx(ROWS["y"][:50].mean(), rel=1e-5)
+    assert metrics["eval_far_y"] == pytest.approx(ROWS["y"][50:].mean(), rel=1e-5)
+    both = fit(replace(recipe, evaluation=Evaluation(data.arrays(ROWS, batch=7)))).metrics
+    assert both.keys() - metrics.keys() == {"eval_loss"}
 
 
 def test_a_model_may_have_its_own_evaluation_function() -> None:

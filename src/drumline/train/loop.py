@@ -67,7 +67,8 @@ class Result:
     """The state after the last finite step."""
     step: int
     metrics: dict[str, float]
-    """The last metrics of training, and of the evaluation with `eval_` before each name."""
+    """The last metrics of training, and of evaluations with `eval_` or `eval_NAME_` before each
+    name."""
     ending: Ending
     report: str = ""
     """The source of the last non-finite value; empty if there was none."""
@@ -152,7 +153,7 @@ class _Run:
 
     plan: Plan
     pipeline: Pipeline
-    evaluator: Evaluator | None
+    evaluators: list[Evaluator]
     goodput: Goodput
     checkpoints: RunCheckpoints
     progress: RunProgress
@@ -252,8 +253,10 @@ class _Run:
 
     def evaluate(self) -> None:
         """Evaluate the parameters and report the metrics."""
-        if self.evaluator is not None:
-            metrics = self.evaluator(self.pipeline.state.params)
+        metrics: dict[str, float] = {}
+        for evaluator in self.evaluators:
+            metrics |= evaluator(self.pipeline.state.params)
+        if metrics:
             self.progress.end_evaluation(self.pipeline.step, metrics)
             self.goodput.clock.end_pause()
 
@@ -301,9 +304,19 @@ def _open_run(
     # Make the plan first, so that an invalid recipe is rejected before a folder is touched.
     plan = make_plan(recipe, mesh)
     log = RunLog(recipe.steps, item=recipe.model.item)
-    evaluator = None
-    if recipe.evaluation:
-        evaluator = Evaluator(recipe, mesh, plan.abstract_state.params, plan.loss, log.message)
+    unnamed = {"": recipe.evaluation} if recipe.evaluation else {}
+    evaluators = [
+        Evaluator(
+            evaluation,
+            recipe.model,
+            mesh,
+            plan.abstract_state.params,
+            plan.loss,
+            log.message,
+            name,
+        )
+        for name, evaluation in {**unnamed, **recipe.evaluations}.items()
+    ]
     pipeline = Pipeline(plan)
     checkpoint_folder = None
     if folder is None:
@@ -347,7 +360,7 @@ def _open_run(
     return _Run(
         plan,
         pipeline,
-        evaluator,
+        evaluators,
         goodput,
         checkpoints,
         progress,

@@ -181,6 +181,8 @@ class Recipe:
     steps: int
     evaluation: Evaluation | None = None
     settings: Settings = field(default_factory=Settings)
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    """More evaluations by name, on other data sets. Their metrics begin with `eval_NAME_`."""
     init_from: Callable[[Mesh], Params] | None = None
     """Return pretrained parameters, which replace those of `model.init` in a new run. They have its
     structure and shapes. Arrays that are already on the mesh are not copied to the hosts."""
