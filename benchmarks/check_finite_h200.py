@@ -32,7 +32,7 @@ from drumline.models.vit import ViT
 from drumline.numerics.finite import check_finite, first_not_finite
 from drumline.train.mesh import make_mesh
 from drumline.train.state import replicate
-from drumline.train.steps.step import compiler_options, loss_with_metrics
+from drumline.train.steps.step import loss_with_metrics
 from train_h200 import STEPS, WARM_UP, model_and_arrays
 
 ROUNDS = 9
@@ -66,7 +66,8 @@ class Training:
         self.opt_state = jax.jit(optimizer.init)(self.params)
         self.grads: Any = None
         self.steps = 0
-        compiled = jax.jit(step, donate_argnums=(0, 1), compiler_options=compiler_options(mesh))
+        options = dict(model.compiler_options["gpu"])
+        compiled = jax.jit(step, donate_argnums=(0, 1), compiler_options=options)
         self.step = compiled.lower(self.params, self.opt_state, self.batch).compile()
 
     @property

@@ -117,7 +117,7 @@ def training(name: str) -> Workload:
     from drumline.train.mesh import make_mesh
     from drumline.train.recipe import Recipe
     from drumline.train.state import abstract_state, initial_state, replicate, shardings
-    from drumline.train.steps.step import NO_LIMITS, make_step
+    from drumline.train.steps.step import NO_LIMITS, compiler_options, make_step
     from train_h200 import WORKLOADS, model_and_arrays
 
     model, arrays = model_and_arrays(name)
@@ -131,7 +131,8 @@ def training(name: str) -> Workload:
         stop_flag = replicate(mesh, np.zeros(1, np.float32))
         batch = {key: replicate(mesh, array) for key, array in arrays.items()}
         limits = replicate(mesh, NO_LIMITS)
-        return make_step(recipe, mesh, abstract), (state, mode, batch, stop_flag, limits)
+        step = make_step(recipe, mesh, abstract, compiler_options(recipe, mesh))
+        return step, (state, mode, batch, stop_flag, limits)
 
 
 CALIBRATION: dict[str, Callable[[], Workload]] = {

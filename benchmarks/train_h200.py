@@ -98,7 +98,7 @@ def measure_drumline(name: str, profile: bool) -> dict[str, Any]:
     from drumline.train.mesh import make_mesh
     from drumline.train.recipe import Recipe
     from drumline.train.state import abstract_state, initial_state, replicate, shardings
-    from drumline.train.steps.step import LOSS, NO_LIMITS, make_step
+    from drumline.train.steps.step import LOSS, NO_LIMITS, compiler_options, make_step
 
     workload = WORKLOADS[name]
     model, arrays = model_and_arrays(name)
@@ -114,9 +114,8 @@ def measure_drumline(name: str, profile: bool) -> dict[str, Any]:
         limits = replicate(mesh, NO_LIMITS)
         batch = {key: replicate(mesh, array) for key, array in arrays.items()}
         start = time.perf_counter()
-        step = (
-            make_step(recipe, mesh, abstract).lower(state, mode, batch, stop_flag, limits).compile()
-        )
+        jitted = make_step(recipe, mesh, abstract, compiler_options(recipe, mesh))
+        step = jitted.lower(state, mode, batch, stop_flag, limits).compile()
         compile_seconds = time.perf_counter() - start
 
         def run(steps: int) -> float:

@@ -5,7 +5,7 @@
 prints at the end, on one CPU (here on two lines):
 
     done: step 300  loss 0.6891  balance loss 1.056  cross entropy 0.6774  z loss 1.087
-    eval balance loss 1.046  eval cross entropy 0.6819  eval loss 0.6935  eval z loss 1.135
+    eval cross entropy 0.6819  eval loss 0.6819  eval z loss 1.135
 
 The lowest possible cross entropy is 0.658 (lm_tiny.py). The balance loss is 1 if all experts are
 used equally.

@@ -306,9 +306,9 @@ _STEPS = (
         ),
     ),
     PublishedStep(
-        name="llama3.1-70b tpu7x-64",
+        name="llama3.1-70b tpu7x-128",
         model=LLAMA_70B,
-        slice="tpu7x-64",
+        slice="tpu7x-128",
         batch=2,
         length=8192,
         seconds=12.20,
@@ -326,9 +326,9 @@ _STEPS = (
         ),
     ),
     PublishedStep(
-        name="llama3.1-405b tpu7x-256",
+        name="llama3.1-405b tpu7x-512",
         model=LLAMA_405B,
-        slice="tpu7x-256",
+        slice="tpu7x-512",
         batch=3,
         length=8192,
         seconds=98.34,

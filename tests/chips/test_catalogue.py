@@ -22,7 +22,8 @@ def test_figures_are_per_chip_and_in_base_units(row: Chip) -> None:
     assert 1e13 < row.peak_bf16_flops < 1e16
     assert 1e10 < row.hbm_bytes < 1e12
     assert 1e11 < row.hbm_bandwidth < 1e13
-    assert row.peak_8bit_flops is None or row.peak_8bit_flops >= row.peak_bf16_flops
+    for peak in (row.peak_int8_flops, row.peak_fp8_flops):
+        assert peak is None or peak >= row.peak_bf16_flops
     assert (row.torus_dimensions in {2, 3}) == (row.kind == "tpu")
 
 

@@ -60,7 +60,12 @@ DOCUMENTED = [
     ("v6e-8", 8, 1, "2x4", "--"),
     ("v6e-64", 64, 16, "8x8", "--"),
     ("v6e-256", 256, 64, "16x16", "ww"),
-    ("tpu7x-64", 64, 16, "4x4x4", "www"),
+    # The accelerator types that GKE and Compute Engine give their hosts.
+    ("tpu7x-8", 4, 1, "2x2x1", "---"),
+    ("v7x-16", 8, 2, "2x2x2", "---"),
+    ("tpu7x-32", 16, 4, "2x2x4", "---"),
+    ("tpu7x-128", 64, 16, "4x4x4", "www"),
+    ("tpu7x-512", 256, 64, "4x8x8", "www"),
 ]
 
 

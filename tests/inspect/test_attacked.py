@@ -4,6 +4,7 @@ compiler.
 
 # mypy: allow-untyped-calls
 
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.errors import UserError
 from drumline.inspect import (
+    Estimate,
     ProgramVariant,
     UnexpectedCommunication,
     communication,
@@ -160,12 +162,34 @@ def test_random_numbers_are_cheap_on_a_tpu() -> None:
     assert report.memory.temporaries < 2**20
 
 
-def test_eight_bit_matmuls_are_compared_with_their_own_peak() -> None:
-    def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
-        return lax.dot(a, b, preferred_element_type=jnp.int32)
+@pytest.mark.parametrize(
+    ("dtype", "result", "on", "speed"),
+    [
+        (jnp.int8, jnp.int32, "v5litepod-1", 2),
+        (jnp.uint8, jnp.int32, "v6e-1", 2),
+        (jnp.float8_e4m3fn, jnp.bfloat16, "v5litepod-1", 1),
+        (jnp.float8_e5m2, jnp.float32, "v6e-1", 1),
+        (jnp.float8_e4m3fn, jnp.float32, "H100", 2),
+        (jnp.int4, jnp.int32, "A100", 2),
+        (jnp.bfloat16, jnp.float32, "H200", 1),
+    ],
+)
+def test_a_matmul_runs_at_the_rate_of_its_operands_whatever_its_result(
+    dtype: Any, result: Any, on: str, speed: float
+) -> None:
+    def estimate_of(dtype: Any, result: Any) -> Estimate:
+        def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
+            return lax.dot(a, b, preferred_element_type=result)
 
-    square = jax.ShapeDtypeStruct((8192, 8192), jnp.int8)
-    assert 0.8 < estimate(multiply, square, square, on="v5litepod-1").mfu < 1
+        square = jax.ShapeDtypeStruct((8192, 8192), dtype)
+        return estimate(multiply, square, square, on=on)
+
+    report = estimate_of(dtype, result)
+    assert 0.7 < report.mfu < 1
+    (share,) = re.findall(r"matmul .* (\d+) % of peak", str(report))
+    assert 70 < int(share) < 100
+    bfloat16 = estimate_of(jnp.bfloat16, jnp.bfloat16)
+    assert bfloat16.seconds / report.seconds == pytest.approx(speed, rel=0.06)
 
 
 def test_recomputation_does_not_count_as_model_flops() -> None:

@@ -124,9 +124,29 @@ def rotary(model: LM, x: Values) -> Values:
     """Rotate each pair (i, i + H/2), as a complex number, by position × frequency."""
     half = model.head_dim // 2
     pairs = x[..., :half] + 1j * x[..., half:]
-    frequency = model.rotary_base ** -(np.arange(half) / half)
+    frequency = np.array([rotary_frequency(model, i / half) for i in range(half)])
     rotated = pairs * np.exp(1j * np.arange(x.shape[0])[:, None, None] * frequency)
     return np.concatenate([rotated.real, rotated.imag], axis=-1)
+
+
+def rotary_frequency(model: LM, exponent: float) -> float:
+    """Return the angle between neighbours, scaled by wavelength as Llama 3.1's paper describes."""
+    frequency: float = model.rotary_base**-exponent
+    scaling = model.rotary_scaling
+    if scaling is None:
+        return frequency
+    if scaling.low_freq_factor is None:
+        return frequency / scaling.factor
+    assert scaling.high_freq_factor is not None
+    assert scaling.original_max_position_embeddings is not None
+    length, wavelength = scaling.original_max_position_embeddings, 2 * math.pi / frequency
+    if wavelength < length / scaling.high_freq_factor:
+        return frequency
+    if wavelength > length / scaling.low_freq_factor:
+        return frequency / scaling.factor
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    smooth = (length / wavelength - scaling.low_freq_factor) / span
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
 
 
 def layer_norm(x: Values, scale: Values, shift: Values) -> Values:

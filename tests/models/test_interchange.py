@@ -1,5 +1,6 @@
 """Conversion to other libraries' weights and back through files is exact."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from drumline.models import LM, ViT
-from drumline.models.interchange import from_tensors, load, save, to_tensors
+from drumline.models.interchange import from_tensors, load, read_model, save, to_tensors
 from drumline.models.sharding import Params
+from tests.models import reference
+from tests.models.training import KEY, mesh_of
 
 VIT = ViT(width=32, depth=2, heads=4, image=16, patch=4, classes=5, compute_dtype="float32")
 DECODER = LM(
@@ -136,3 +139,115 @@ def test_invalid_files_are_rejected(tmp_path: Path) -> None:
         save(duplicate_folder / f"{name}.safetensors", VIT, random_params(VIT))
     with pytest.raises(ValueError, match="is in another file of"):
         load(duplicate_folder, VIT)
+
+
+# A config.json beside the weights -----------------------------------------------------------------
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
+    "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 40,
+    "rms_norm_eps": 1e-5, "rope_theta": 500.0, "attention_bias": False, "rope_scaling": None,
+}  # fmt: skip
+LLAMA_3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    """Write the configuration with changes; `...` removes a value."""
+    config = {name: value for name, value in {**LLAMA, **changes}.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_scaling": LLAMA_3},
+        {"rope_scaling": {**LLAMA_3, "factor": 32.0, "high_freq_factor": 2.5}},
+        {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        # The format of transformers 5, and values that are left out.
+        {"rope_parameters": {**LLAMA_3, "rope_theta": 2000.0}, "rope_theta": ...},
+        {"num_key_value_heads": ..., "head_dim": None, "rms_norm_eps": ..., "rope_theta": ...},
+    ],
+)
+def test_a_model_read_from_its_config_computes_what_its_paper_says(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    model = read_model(write_config(tmp_path, **changes), compute_dtype="float32")
+    params = random_params(model)
+    save(tmp_path / "model.safetensors", model, params)
+    tokens = np.random.default_rng(1).integers(0, 40, (2, 49), np.int32)
+    loss, _ = jax.jit(model.loss)(load(tmp_path, model), {"tokens": tokens}, KEY)
+    exact = jax.tree.map(np.float64, params)
+    assert float(loss) == pytest.approx(reference.loss(model, exact, {"tokens": tokens}), rel=1e-5)
+    if model.rotary_scaling:
+        other = reference.loss(replace(model, rotary_scaling=None), exact, {"tokens": tokens})
+        assert abs(other - float(loss)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 41}, "LM: vocab is 40, but {} has 41; "),
+        ({"num_hidden_layers": 3}, "LM: depth is 2, but {} has 3; "),
+        ({"rms_norm_eps": 1e-6}, "LM: epsilon is 1e-05, but {} has 1e-06; "),
+        ({"rope_theta": 1e4}, "LM: rotary_base is 500.0, but {} has 10000.0; "),
+        ({"rope_scaling": LLAMA_3}, "LM: rotary_scaling is None, but {} has RotaryScaling("),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "{}: rope_type is 'yarn', and"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "{}: low_freq_factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": "4"}}, "{}: factor is '4', which is not"),
+        ({"rope_scaling": "linear"}, "{}: the scaling of rotary positions is 'linear'"),
+        ({"model_type": "mistral"}, "{}: model_type is 'mistral', and LM supports only 'llama'"),
+        ({"model_type": ...}, "{}: model_type is None, and LM supports only 'llama'"),
+        ({"hidden_act": "gelu"}, "{}: hidden_act is 'gelu', which LM does not support"),
+        ({"attention_bias": True}, "{}: attention_bias is True, which LM does not support"),
+        ({"quantization_config": {"bits": 4}}, "{}: quantization_config is {{'bits': 4}}, which"),
+        ({"hidden_size": ...}, "{}: hidden_size is missing"),
+    ],
+)
+def test_weights_whose_config_does_not_fit_the_model_are_rejected(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model = read_model(write_config(tmp_path))
+    save(tmp_path / "model.safetensors", model, random_params(model))
+    load(tmp_path, model)
+    config = write_config(tmp_path, **changes) / "config.json"
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(ValueError, match=re.escape(message.format(config))) as raised:
+            load(path, model)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_config_that_cannot_be_read_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"config\.json: there is no such file"):
+        read_model(tmp_path)
+    write_config(tmp_path, rope_scaling={**LLAMA_3, "low_freq_factor": 4.0})
+    with pytest.raises(ValueError, match=r"LM: RotaryScaling\(factor=8.0, .* is not valid"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: not valid JSON"):
+        read_model(tmp_path)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_are_built_with_their_sharding_and_type(
+    model: Any, dtype: str, tmp_path: Path
+) -> None:
+    model, mesh = replace(model, layout="fsdp+tensor"), mesh_of(2, 2)
+    params = random_params(model)
+    save(tmp_path / "model.safetensors", model, params)
+    loaded = load(tmp_path / "model.safetensors", model, mesh=mesh, dtype=dtype)
+    assert_equal(loaded, jax.tree.map(lambda w: w.astype(dtype), params))
+
+    def check(weight: jax.Array, spec: Any) -> None:
+        assert weight.dtype == dtype
+        assert weight.sharding == jax.sharding.NamedSharding(mesh, spec)
+
+    jax.tree.map(check, loaded, model.specs())
+    with pytest.raises(ValueError, match="cannot be divided between the 5 devices"):
+        load(tmp_path / "model.safetensors", model, mesh=mesh_of(5))

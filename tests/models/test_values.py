@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from drumline.models import LM
+from drumline.models import LM, MLP
 from drumline.parallel.block.layers import layer_norm
 from tests.models import reference
 from tests.models.training import KEY, MODELS, batch_for, trained, weights_of
@@ -42,6 +43,24 @@ def test_losses_and_gradients_agree_with_the_reference(name: str) -> None:
 
         slope = sum(jax.tree.leaves(jax.tree.map(np.vdot, run.gradients, direction)))
         assert slope == pytest.approx((loss_after(step) - loss_after(-step)) / (2 * step), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_numpy_weights_and_inputs_give_what_jax_arrays_give(name: str, scan_layers: bool) -> None:
+    model: Any = MODELS[name]
+    weights, batch = weights_of(name), batch_for(model, 2)
+    if not isinstance(model, MLP):
+        model = replace(model, scan_layers=scan_layers)
+        inputs = batch["tokens"][:, :-1] if isinstance(model, LM) else batch["image"]
+        expected = model.logits(jax.tree.map(jnp.asarray, weights), jnp.asarray(inputs))
+        np.testing.assert_allclose(model.logits(weights, inputs), expected, rtol=1e-5, atol=1e-5)
+    arrays = jax.tree.map(jnp.asarray, (weights, batch))
+    for expected, actual in (
+        (model.loss(*arrays, KEY), model.loss(weights, batch, KEY)),
+        (model.evaluate(*arrays), model.evaluate(weights, batch)),
+    ):
+        np.testing.assert_allclose(jax.tree.leaves(actual), jax.tree.leaves(expected), rtol=1e-5)
 
 
 def test_layer_norm_is_accurate_for_a_mean_much_larger_than_the_deviation() -> None:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.errors import UserError
 from drumline.parallel import einsum, explain_einsum
-from drumline.train import Functions, Recipe, Settings, data, fit
+from drumline.train import Functions, Recipe, Settings, data, fit, load_params
 from drumline.train.checkpoints.files import COMMITTED
 from drumline.train.mesh import make_mesh
 from drumline.train.state import abstract_state
@@ -198,3 +198,59 @@ def test_the_optimizer_state_is_sharded_like_the_parameters() -> None:
     ]
     assert all(leaf.sharding.is_fully_replicated for leaf in factored)
     assert len(factored) > 3
+
+
+def test_parameters_that_are_a_single_array_are_sharded_and_resume(tmp_path: Path) -> None:
+    """The shape is that of the run's key, which is still on every device."""
+
+    def loss(params: Any, batch: Any, key: Any) -> jax.Array:
+        del key
+        return jnp.mean((batch["x"][:, :2] @ params - batch["y"]) ** 2)
+
+    model = Functions(lambda key: jax.random.normal(key, (2,)), loss, specs=lambda: P("data"))
+    result = fit(toy(4, model=model), checkpoint=tmp_path)
+    adam = result.state.opt_state[0]
+    for array in (result.state.params, adam.mu, adam.nu):
+        assert array.sharding.spec == P("data")
+        assert array.addressable_shards[0].data.shape == (1,)
+    assert adam.count.sharding.is_fully_replicated
+    assert result.state.key.sharding.is_fully_replicated
+    resumed = fit(toy(8, model=model), checkpoint=tmp_path).state.params
+    assert resumed.sharding.spec == P("data")
+    np.testing.assert_array_equal(resumed, fit(toy(8, model=model)).state.params)
+    with pytest.raises(UserError, match=r"specs: params has shape \(2,\), but"):
+        fit(toy(model=replace(model, specs=lambda: P(None, "data"))))
+
+
+@pytest.mark.parametrize("on_mesh", [False, True])
+def test_a_run_starts_from_pretrained_parameters(on_mesh: bool, tmp_path: Path) -> None:
+    pretrained = fit(toy(3), checkpoint=tmp_path / "pretrained").state.params
+    shapes = abstract_state(toy(), make_mesh({"data": 2})).params
+
+    def init_from(mesh: Any) -> Any:
+        assert mesh.shape == {"data": 2}
+        return load_params(tmp_path / "pretrained", like=shapes if on_mesh else None)
+
+    recipe = toy(2, save_every=1)
+    recipe = replace(recipe, init_from=init_from, optimizer=optax.sgd(0.0, momentum=0.9))
+    result = fit(recipe, checkpoint=tmp_path / "tuned")
+    jax.tree.map(np.testing.assert_array_equal, result.state.params, pretrained)
+    assert result.state.params["body"].sharding == pretrained["body"].sharding
+    resumed = fit(replace(recipe, steps=4), checkpoint=tmp_path / "tuned")
+    jax.tree.map(np.testing.assert_array_equal, resumed.state.params, pretrained)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            {"body": np.zeros((16, 8)), "head": np.zeros(7)},
+            r"head is \(7,\), but the model has \(8,\)",
+        ),
+        ({"body": np.zeros((16, 8))}, "the parameters do not fit the model: "),
+    ],
+)
+def test_pretrained_parameters_that_do_not_fit_are_rejected(params: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f"init_from: {message}") as raised:
+        fit(replace(toy(), init_from=lambda _: params))
+    assert "\n" not in str(raised.value)

@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import optax  # type: ignore[import-untyped]
 import pytest
 
 from drumline.cli.init import EXAMPLE
 from drumline.jobs.spec import parse
-from drumline.train import Evaluation, fit
+from drumline.train import Evaluation, data, fit
 from drumline.train.__main__ import main
 from drumline.train.checkpoints.provenance import find_changes
 from tests.train.checkpoints.test_changed_recipe import origin
@@ -50,6 +52,13 @@ def test_the_other_code_on_the_page_runs(page: dict[str, Any]) -> None:
     with_squares = Evaluation(page["squares"], page["measure"])
     result = fit(replace(recipe_made, model=page["sharded"], evaluation=with_squares))
     assert {"eval_error", "eval_square", "eval_far"} <= result.metrics.keys()
+    x, y = page["rows"](10, seed=2).values()
+    weighted = {"x": x, "y": y, "weight": np.array([1, 0, 1, 1, 0, 0, 2, 0, 0, 1], np.float32)}
+    masked = replace(recipe_made, model=page["masked"], optimizer=optax.sgd(0.0))
+    batches = (data.arrays(weighted, batch=size) for size in (10, 4))
+    whole, parts = (fit(replace(masked, data=d, evaluation=Evaluation(d))) for d in batches)
+    assert whole.metrics["eval_loss"] == pytest.approx(parts.metrics["eval_loss"], rel=1e-6)
+    assert whole.metrics["eval_loss"] == pytest.approx(whole.metrics["loss"], rel=1e-6)
     assert origin(replace(recipe_made, model=page["module"]))["model"]["kind"] == "Functions"
 
 

@@ -12,14 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax  # type: ignore[import-untyped]
 import pytest
 
 from drumline.heartbeat import flush
-from drumline.train import Evaluation, Result, fit
+from drumline.train import Evaluation, Result, data, fit
 from drumline.train.checkpoints.files import open_append
 from drumline.train.goodput import RunHistory, StepClock, start_attempt
 from drumline.train.reporting import mfu, peak_flops
-from tests.train.toy import COUNT, ROWS, toy
+from tests.train.toy import COUNT, ROWS, Slow, toy
 
 heartbeat_module = sys.modules["drumline.heartbeat"]
 
@@ -209,3 +210,38 @@ def test_the_peak_of_a_chip_is_known_and_that_of_a_cpu_is_not() -> None:
     assert peak_flops("TPU v3") == 1.23e14 / 2  # JAX counts its cores
     assert peak_flops("cpu") is None
     assert mfu(1e12, jax.devices()) is None
+
+
+def norm_of(params: Any) -> float:
+    return float(np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(params))))
+
+
+@pytest.mark.parametrize("mesh", [1, 8])
+def test_steps_report_norms_the_learning_rate_and_the_wait_for_input(
+    mesh: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = optax.linear_schedule(0.1, 0.0, 10)
+    recipe = replace(
+        toy(3, mesh=mesh),
+        optimizer=optax.inject_hyperparams(optax.sgd)(learning_rate=schedule),
+        data=data.Data(Slow(0.02), batch=16, seed=7),
+    )
+    norm = norm_of(fit(replace(recipe, steps=2)).state.params)
+    capsys.readouterr()
+    metrics = fit(recipe, checkpoint=tmp_path).metrics
+    # The norm of the parameters is from before the step.
+    assert metrics["param_norm"] == pytest.approx(norm, rel=1e-6)
+    assert metrics["learning_rate"] == pytest.approx(0.08, rel=1e-6)
+    assert metrics["update_norm"] == pytest.approx(0.08 * metrics["grad_norm"], rel=1e-6)
+    assert all(line["input_seconds"] > 0 for line in read_lines(tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    params = recipe.model.init(jax.random.split(jax.random.key(0))[0])
+    norm, deviation = norm_of(params), params["body"].std()
+    assert lines[0] == (
+        f"initial weights: norm {norm:.4g}, standard deviation of an array from 0 (head) to "
+        f"{deviation:.3g} (body)"
+    )
+    fit(replace(recipe, steps=4), checkpoint=tmp_path)
+    assert "initial weights" not in capsys.readouterr().out
+    # Without a learning rate in the optimizer's state there is no such metric.
+    assert "learning_rate" not in fit(toy(1, mesh=mesh)).metrics

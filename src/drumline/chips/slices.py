@@ -1,8 +1,11 @@
 """Slices by accelerator name (`v4-128`): chips, hosts, topology, wrap-around links.
 
-The suffix of a name counts TensorCores or chips, depending on the generation. A host has 1, 4 or 8
-chips, depending on the size. Sizes are tables, because formulas fail for v5litepod-8, v6e-8 and
-v5p-16.
+The suffix of a name counts TensorCores or chips, depending on the generation. On 7x it counts
+TensorCores, two per chip, as in the accelerator types of GKE (`TPU_ACCELERATOR_TYPE=tpu7x-8` with
+topology 2x2x1), in MaxText and in xpk. Google's pages count chips and name only topologies.
+
+A host has 1, 4 or 8 chips, depending on the size. Sizes are tables, because formulas fail for
+v5litepod-8, v6e-8 and v5p-16.
 """
 
 import re
@@ -106,7 +109,7 @@ _GENERATIONS = {
         ),
         _Generation(chip("v5p"), "v5p", True, _BELOW_A_CUBE, "v2-alpha-tpuv5", cubes=_V5P_CUBES),
         _Generation(chip("v6e"), "v6e", False, _EIGHT_CHIP_HOSTS, "v2-alpha-tpuv6e", pod_length=16),
-        _Generation(chip("7x"), "tpu7x", False, _BELOW_A_CUBE, None, cubes=_7X_CUBES),
+        _Generation(chip("7x"), "tpu7x", True, _BELOW_A_CUBE, None, cubes=_7X_CUBES),
     )
 }
 _SPELLINGS = {"v5e": "v5litepod", "v5lite": "v5litepod", "7x": "tpu7x", "v7x": "tpu7x"}

@@ -75,7 +75,8 @@ def _chip_facts(chip: "Chip") -> dict[str, Any]:
         "kind": chip.kind,
         "year": chip.year,
         "peak_bf16_flops": chip.peak_bf16_flops,
-        "peak_8bit_flops": chip.peak_8bit_flops,
+        "peak_int8_flops": chip.peak_int8_flops,
+        "peak_fp8_flops": chip.peak_fp8_flops,
         "hbm_bytes": int(chip.hbm_bytes),
         "hbm_bandwidth": chip.hbm_bandwidth,
         "link_bandwidth": chip.link_bandwidth,
@@ -94,7 +95,8 @@ def _show_chip(chip: "Chip", as_json: bool) -> None:
         return
     labelled = {
         "peak_bf16_flops": ("bf16", _rate(chip.peak_bf16_flops, "FLOP/s")),
-        "peak_8bit_flops": ("8-bit", _rate(chip.peak_8bit_flops, "FLOP/s")),
+        "peak_int8_flops": ("int8", _rate(chip.peak_int8_flops, "OP/s")),
+        "peak_fp8_flops": ("fp8", _rate(chip.peak_fp8_flops, "FLOP/s")),
         "hbm_bytes": ("memory", f"{chip.hbm_bytes / 1e9:.0f} GB"),
         "hbm_bandwidth": ("memory rate", _rate(chip.hbm_bandwidth, "B/s")),
         "link_bandwidth": ("link, one way", _rate(chip.link_bandwidth, "B/s")),

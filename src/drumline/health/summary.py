@@ -123,7 +123,7 @@ def _measured_outcome(test: str, device: Device, timings: RunTimings) -> CheckOu
         if catalogue_entry and test == "matmul_bf16":
             chip_peak = catalogue_entry.chip.peak_bf16_flops
         elif catalogue_entry:
-            chip_peak = catalogue_entry.chip.peak_8bit_flops
+            chip_peak = catalogue_entry.chip.peak_int8_flops
         rate = timings.flops / median(runs) / 1e12
         peak = chip_peak * device_share / 1e12 if chip_peak else None
         return replace(outcome, tflops=rate, peak=peak, share=rate / peak if peak else None)

@@ -58,6 +58,8 @@ class EstimatedOperation:
     flops: float
     bytes: float
     bound: str
+    peak_seconds: float = 0.0
+    """The duration of its matmuls at the peak of their types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,6 +354,9 @@ class _Totals:
                     flops=sum(event.cost.flops * executions for event, executions in events),
                     bytes=sum(event.cost.bytes * executions for event, executions in events),
                     bound=longest.cost.bound,
+                    peak_seconds=sum(
+                        event.cost.peak_seconds * executions for event, executions in events
+                    ),
                 )
             )
         return tuple(sorted(operations, key=lambda op: -op.seconds))
@@ -438,8 +443,7 @@ def _operation_line(estimate: Estimate, op: EstimatedOperation) -> str:
     share = format_share(op.seconds / estimate.seconds) if estimate.seconds else "0 %"
     rate = ""
     if op.flops:
-        fraction = op.flops / op.seconds / estimate.machine.peak_flops
-        rate = f", {format_share(fraction)} of peak"
+        rate = f", {format_share(op.peak_seconds / op.seconds)} of peak"
     elif op.bytes:
         fraction = op.bytes / op.seconds / estimate.machine.memory_bandwidth
         rate = f", {format_share(fraction)} of the memory bandwidth"

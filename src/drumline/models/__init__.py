@@ -8,10 +8,12 @@ or a mapping.
 from drumline.models.lm import LM, llama_1b3, llama_350m
 from drumline.models.mlp import MLP
 from drumline.models.vit import ViT, vit_b16, vit_l16, vit_s16
+from drumline.parallel.block.attention import RotaryScaling
 
 __all__ = [
     "LM",
     "MLP",
+    "RotaryScaling",
     "ViT",
     "llama_1b3",
     "llama_350m",

@@ -4,7 +4,8 @@ A `ViT` has the format of timm's Vision Transformers (`vit_base_patch16_224` and
 that of transformers' Llama models:
 
     save("vit.safetensors", model, params)       # timm: model.load_state_dict(load_file(…))
-    params = load("llama/", model)               # the folder of a model from the hub
+    model = read_model("llama/", layout="fsdp")  # from the config.json of a model from the hub
+    params = load("llama/", model, mesh=mesh)    # each device reads its own shards
 
 Their kernels are `[outputs, inputs]`. Drumline's are `[inputs, outputs]`, have a dimension for the
 heads, and are stacked by layer. The conversion is exact.
@@ -12,19 +13,23 @@ heads, and are stacked by layer. The conversion is exact.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from drumline.models.lm import LM
 from drumline.models.sharding import Params
 from drumline.models.vit import ViT
+from drumline.parallel.block.attention import RotaryScaling
 
 NumpyArray = np.ndarray[Any, np.dtype[Any]]
 Tensors = dict[str, NumpyArray]
@@ -70,8 +75,17 @@ def to_tensors(model: ViT | LM, params: Params) -> Tensors:
     return tensors
 
 
-def from_tensors(model: ViT | LM, tensors: Mapping[str, Any]) -> Params:
-    """Convert tensors of the other library to float32 weights of the model.
+def from_tensors(
+    model: ViT | LM,
+    tensors: Mapping[str, Any],
+    *,
+    mesh: Mesh | None = None,
+    dtype: str = "float32",
+) -> Params:
+    """Convert tensors of the other library to weights of the model.
+
+    With a mesh, each device gets its shard of the weights in the layout of the model, and a host
+    reads only the values that its devices get. Without a mesh all are on one device.
 
     Raises:
         ValueError: a tensor is missing, has the wrong shape, or does not belong to the model.
@@ -84,7 +98,21 @@ def from_tensors(model: ViT | LM, tensors: Mapping[str, Any]) -> Params:
     ):
         # The checkpoint ties the head to the embedding table.
         remaining["lm_head.weight"] = remaining["model.embed_tokens.weight"]
+    if mesh is not None:
+        model.check(mesh)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
+    specs = model.specs()
+
+    def place(name: str, read: Callable[[tuple[slice, ...]], NumpyArray]) -> jax.Array:
+        """Place a weight on its devices. `read` returns a part of it."""
+        shape = _weight(shapes, name, None).shape
+        if mesh is None:
+            return jnp.array(read((slice(None),) * len(shape)), dtype)
+        sharding = NamedSharding(mesh, _weight(specs, name, None))
+        return jax.make_array_from_callback(
+            shape, sharding, lambda index: np.array(read(index or ()), jnp.dtype(dtype))
+        )
+
     stacks: dict[str, list[NumpyArray]] = {}
     params: Params = {"blocks": {}}
     for mapping in _mappings(model):
@@ -106,16 +134,20 @@ def from_tensors(model: ViT | LM, tensors: Mapping[str, Any]) -> Params:
                 if mapping.is_per_block:
                     stacks.setdefault(weight, []).append(part)
                 else:
-                    params[weight] = jnp.asarray(part, jnp.float32)
+                    params[weight] = place(weight, part.__getitem__)
     if remaining:
         first = ", ".join(sorted(remaining)[:3])
         raise ValueError(
             f"{_kind(model)}: the model has no weights for {first}{_more(len(remaining) - 3)}"
         )
-    params["blocks"] = {
-        name: jnp.asarray(np.stack(parts), jnp.float32) for name, parts in stacks.items()
-    }
+    for name, parts in stacks.items():
+        params["blocks"][name] = place(name, partial(_read_stack, parts))
     return params
+
+
+def _read_stack(blocks: list[NumpyArray], index: tuple[slice, ...]) -> NumpyArray:
+    """Return a part of a stack of blocks."""
+    return np.stack([block[index[1:]] for block in blocks[index[0]]])
 
 
 def save(path: str | Path, model: ViT | LM, params: Params) -> None:
@@ -131,35 +163,154 @@ def save(path: str | Path, model: ViT | LM, params: Params) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load(path: str | Path, model: ViT | LM) -> Params:
+def load(
+    path: str | Path, model: ViT | LM, *, mesh: Mesh | None = None, dtype: str = "float32"
+) -> Params:
     """Read the weights from a `safetensors` file, or from all in a folder.
+
+    `mesh` and `dtype` are as in `from_tensors`. If there is a `config.json` beside the weights of
+    an `LM`, the model must agree with it (`read_model`).
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the tensors do not fit the model.
+        ValueError: the tensors or their `config.json` do not fit the model.
     """
     path = Path(path)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise FileNotFoundError(f"{path}: there is no .safetensors file")
+    config = files[0].with_name("config.json")
+    if isinstance(model, LM) and config.is_file():
+        for name, value in _llama_options(config).items():
+            if getattr(model, name) != value:
+                raise ValueError(
+                    f"LM: {name} is {getattr(model, name)}, but {config} has {value}; "
+                    "interchange.read_model returns the model of this file"
+                )
     tensors: Tensors = {}
     for file in files:
         for name, value in _read(file).items():
             if name in tensors:
                 raise ValueError(f"{file}: {name} is in another file of {path}, too")
             tensors[name] = value
-    return from_tensors(model, tensors)
+    return from_tensors(model, tensors, mesh=mesh, dtype=dtype)
 
 
 def _read(file: Path) -> Tensors:
+    """Map the tensors of a file into memory. Their values are read when they are used."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        # The JAX reader supports bfloat16, the NumPy reader does not.
-        with safe_open(file, framework="flax") as opened:
-            return {name: np.asarray(opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118
+        with safe_open(file, framework="numpy"):  # which checks the header and the length
+            pass
     except SafetensorError as error:
         raise ValueError(f"{file}: not a complete safetensors file: {error}") from None
+    content = np.memmap(file, np.uint8, "r")
+    start = 8 + int.from_bytes(content[:8].tobytes(), "little")
+    header = json.loads(content[8:start].tobytes())
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        first, end = (start + offset for offset in entry["data_offsets"])
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ValueError(f"{file}: {name} has the type {entry['dtype']}, which is unknown")
+        tensors[name] = content[first:end].view(jnp.dtype(dtype)).reshape(entry["shape"])
+    return tensors
+
+
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+"""The types of safetensors. Weights in fp8 need scales, which are not supported."""
+
+
+# Configurations
+
+
+def read_model(path: str | Path, **changes: Any) -> LM:
+    """Return the model of a folder's `config.json`, as transformers writes it for Llama.
+
+    `changes` sets other options, such as the layout.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the model is not a Llama, or has an option that `LM` does not support.
+    """
+    path = Path(path)
+    config = path / "config.json" if path.is_dir() else path
+    if not config.is_file():
+        raise FileNotFoundError(f"{config}: there is no such file")
+    return LM(**{**_llama_options(config), **changes})
+
+
+_LLAMA_FIXED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+}
+"""Options of Llama that `LM` supports only with these values, which are also their defaults."""
+
+
+def _llama_options(file: Path) -> dict[str, Any]:
+    """Return the options of an `LM` in a `config.json`."""
+    try:
+        config = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{file}: not a configuration of a model")
+    kind = config.get("model_type")
+    if kind != "llama":
+        raise ValueError(f"{file}: model_type is {kind!r}, and LM supports only 'llama'")
+    for name, value in _LLAMA_FIXED.items():
+        if config.get(name, value) not in (value, None):
+            raise ValueError(f"{file}: {name} is {config[name]!r}, which LM does not support")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"{file}: the scaling of rotary positions is {rope!r}, not an object")
+    heads = _number(file, config, "num_attention_heads")
+    width = _number(file, config, "hidden_size")
+    return {
+        "width": width,
+        "depth": _number(file, config, "num_hidden_layers"),
+        "heads": heads,
+        "head_dim": _number(file, config, "head_dim", width // heads),
+        "kv_heads": _number(file, config, "num_key_value_heads", heads),
+        "hidden": _number(file, config, "intermediate_size"),
+        "vocab": _number(file, config, "vocab_size"),
+        "epsilon": _number(file, config, "rms_norm_eps", 1e-6),
+        "rotary_base": _number(
+            file, rope, "rope_theta", _number(file, config, "rope_theta", 10_000.0)
+        ),
+        "rotary_scaling": _rotary_scaling(file, rope),
+    }
+
+
+def _rotary_scaling(file: Path, rope: Mapping[str, Any]) -> RotaryScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind not in ("linear", "llama3"):
+        raise ValueError(
+            f"{file}: rope_type is {kind!r}, and LM supports 'default', 'linear' and 'llama3'"
+        )
+    names = RotaryScaling._fields if kind == "llama3" else ("factor",)
+    return RotaryScaling(**{name: _number(file, rope, name) for name in names})
+
+
+def _number(file: Path, config: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """Return a positive number of a configuration."""
+    value = config.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        problem = "is missing" if value is None else f"is {value!r}, which is not a positive number"
+        raise ValueError(f"{file}: {name} {problem}")
+    return value
 
 
 # Mappings

@@ -26,13 +26,23 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from drumline.models.losses import IGNORE_INDEX, check_indices, cross_entropy, masked_mean
+from drumline.models.losses import (
+    IGNORE_INDEX,
+    Total,
+    check_indices,
+    cross_entropy,
+    masked_mean,
+    masked_total,
+)
 from drumline.models.remat import Remat, check_remat
 from drumline.models.sharding import (
+    Batch,
     Layout,
+    LocalFunction,
     LogicalAxes,
     Metrics,
     ModelSharding,
+    Output,
     Params,
     ShardedModel,
     Weights,
@@ -43,7 +53,7 @@ from drumline.models.sharding import (
     resolve_layout,
     unstack_layers,
 )
-from drumline.parallel.block.attention import Kernel, attend
+from drumline.parallel.block.attention import Kernel, RotaryScaling, attend
 from drumline.parallel.block.layers import (
     attention_layer,
     expert_layer,
@@ -119,6 +129,8 @@ class LM(ShardedModel):
         remat: the rematerialization policy (`drumline.models.remat`): `"none"`, `"dots"`,
             `"projections"` or `"full"`; True for `"full"`, False for `"none"`.
         rotary_base: the base of the rotary embedding. The longest wavelength is 2π times this.
+        rotary_scaling: the scaling of the rotary frequencies for sequences that are longer than in
+            pre-training, as in Llama 3.1; None for none.
         epsilon: the constant added to the mean square in the norms.
         ignore_index: the token that is not predicted, such as padding.
     """
@@ -141,6 +153,7 @@ class LM(ShardedModel):
     scan_layers: bool = False
     remat: Remat = False
     rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
     epsilon: float = 1e-6
     ignore_index: int = IGNORE_INDEX
 
@@ -159,6 +172,14 @@ class LM(ShardedModel):
                 f"LM: experts_per_token is {self.experts_per_token}; with {self.experts} experts "
                 f"it can be 1 to {self.experts}"
             )
+        if self.rotary_scaling:
+            factor, low, high, length = self.rotary_scaling
+            is_linear = low is None and high is None and length is None
+            if factor <= 0 or not (is_linear or (low and high and length and low < high)):
+                raise ValueError(
+                    f"LM: {self.rotary_scaling} is not valid; give a positive factor, alone or "
+                    "with low_freq_factor < high_freq_factor and the original length"
+                )
         check_remat("LM", self.remat)
         check_wire_dtype("LM", self.wire_dtype)
         if self.attention not in get_args(Kernel):
@@ -210,12 +231,15 @@ class LM(ShardedModel):
             "z_loss", unweighted and averaged over the blocks.
         """
         del key
-        sharding = ModelSharding.on_current_mesh("LM", self._layout())
-        self.check_batch(batch)
-        count, length = batch["tokens"].shape
-        sharding.check_rows("a batch of", count, "batch")
-        sharding.check_rows("a sequence of", length - 1, "sequence")
-        return sharding.run(self._local_loss, params, self._logical_axes(), batch)
+        return self._run(self._local_loss, params, batch)
+
+    def evaluate(self, params: Params, batch: dict[str, jax.Array]) -> dict[str, Total | jax.Array]:
+        """Return the total and the count of the cross-entropy of a batch, which is also the loss.
+
+        The losses of the router are for training, and not part of this loss. The balance loss is
+        not a mean over tokens, so it is left out. The z-loss is a mean over all positions.
+        """
+        return self._run(self._local_totals, params, batch)
 
     def logits(self, params: Params, tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
         """Return the logits of the next tokens on a single device. Supports `collecting` taps."""
@@ -271,15 +295,18 @@ class LM(ShardedModel):
         blocks = logical_axes(stack_layers(self._block_weights(), self.depth))
         return {**OUTER_AXES, "blocks": blocks}
 
+    def _run(self, local: LocalFunction[Output], params: Params, batch: Batch) -> Output:
+        sharding = ModelSharding.on_current_mesh("LM", self._layout())
+        self.check_batch(batch)
+        count, length = batch["tokens"].shape
+        sharding.check_rows("a batch of", count, "batch")
+        sharding.check_rows("a sequence of", length - 1, "sequence")
+        return sharding.run(local, params, self._logical_axes(), batch)
+
     def _local_loss(
         self, sharding: ModelSharding, params: Params, batch: dict[str, jax.Array]
     ) -> tuple[jax.Array, Metrics]:
-        tokens = batch["tokens"].astype(jnp.int32)
-        logits, router_metrics = self._local_logits(sharding, params, tokens[:, :-1])
-        targets = batch["targets"].astype(jnp.int32) if "targets" in batch else tokens[:, 1:]
-        losses = cross_entropy(
-            logits, targets, sharding.axes("vocab"), ignore_index=self.ignore_index
-        )
+        losses, targets, router_metrics = self._token_losses(sharding, params, batch)
         loss = masked_mean(losses, targets, ignore_index=self.ignore_index)
         metrics = {
             "cross_entropy": loss,
@@ -289,6 +316,28 @@ class LM(ShardedModel):
             loss = loss + self.balance_weight * metrics["balance_loss"]
             loss = loss + self.z_weight * metrics["z_loss"]
         return loss, metrics
+
+    def _local_totals(
+        self, sharding: ModelSharding, params: Params, batch: dict[str, jax.Array]
+    ) -> dict[str, Total | jax.Array]:
+        losses, targets, router_metrics = self._token_losses(sharding, params, batch)
+        total = masked_total(losses, targets, ignore_index=self.ignore_index)
+        metrics: dict[str, Total | jax.Array] = {"loss": total, "cross_entropy": total}
+        if self.experts:
+            metrics["z_loss"] = jnp.mean(router_metrics["z_loss"])
+        return metrics
+
+    def _token_losses(
+        self, sharding: ModelSharding, params: Params, batch: dict[str, jax.Array]
+    ) -> tuple[Float[Array, "B S"], Int[Array, "B S"], Metrics]:
+        """Return the cross-entropy of each target, the targets, and the router's losses."""
+        tokens = batch["tokens"].astype(jnp.int32)
+        logits, router_metrics = self._local_logits(sharding, params, tokens[:, :-1])
+        targets = batch["targets"].astype(jnp.int32) if "targets" in batch else tokens[:, 1:]
+        losses = cross_entropy(
+            logits, targets, sharding.axes("vocab"), ignore_index=self.ignore_index
+        )
+        return losses, targets, router_metrics
 
     def _local_logits(
         self, sharding: ModelSharding, params: Params, tokens: Int[Array, "B S"]
@@ -342,7 +391,11 @@ class LM(ShardedModel):
         w = sharding.gathered(shards, axes, jnp.dtype(self.compute_dtype))
         norm = partial(rms_norm, epsilon=self.epsilon)
         attention = partial(
-            attend, causal=True, kernel=self.attention, rotary_base=self.rotary_base
+            attend,
+            causal=True,
+            kernel=self.attention,
+            rotary_base=self.rotary_base,
+            rotary_scaling=self.rotary_scaling,
         )
         project = sharding.projections("heads", self.wire_dtype)
         x = attention_layer(x, w, project, norm=norm, attend=attention)

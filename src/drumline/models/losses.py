@@ -11,8 +11,9 @@ their type and the logarithm of the sum. Automatic differentiation would save fl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +21,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Num
 
-from drumline.models.sharding import Metrics, sum_over_devices
+from drumline.models.sharding import sum_over_devices
 
 IGNORE_INDEX = -100
 """The default target to ignore, the same as in most libraries."""
+
+Total = tuple[jax.Array, jax.Array]
+"""The sum of a metric over the rows that count, and their number."""
+Reduced = TypeVar("Reduced", jax.Array, Total)
 
 Residuals = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -56,10 +61,18 @@ def masked_mean(
 
     The mean is zero if all targets are ignored.
     """
+    total, count = masked_total(values, targets, ignore_index=ignore_index)
+    return total / jnp.maximum(count, 1.0)
+
+
+def masked_total(
+    values: Float[Array, "*rows"], targets: Int[Array, "*rows"], *, ignore_index: int
+) -> Total:
+    """Return the float32 sum over the rows of all devices, and the count of rows in it."""
     mask = targets != ignore_index
     total = jnp.sum(jnp.where(mask, values.astype(jnp.float32), 0.0))
     total, count = sum_over_devices(total, jnp.sum(mask, dtype=jnp.float32))
-    return total / jnp.maximum(count, 1.0)
+    return total, count
 
 
 def scale_pixels(image: Num[Array, "*dims"], dtype: str) -> Float[Array, "*dims"]:
@@ -69,17 +82,24 @@ def scale_pixels(image: Num[Array, "*dims"], dtype: str) -> Float[Array, "*dims"
     return image.astype(dtype)
 
 
-def classification_loss(
-    logits: Float[Array, "B classes"], labels: Int[Array, " B"], *, ignore_index: int
-) -> tuple[Float[Array, ""], Metrics]:
-    """Return the mean cross-entropy and the accuracy of a batch, without ignored labels."""
+def classification_metrics(
+    logits: Float[Array, "B classes"],
+    labels: Int[Array, " B"],
+    *,
+    ignore_index: int,
+    reduce: Callable[..., Reduced],
+) -> dict[str, Reduced]:
+    """Return the cross-entropy, as "loss", and the accuracy of a batch, without ignored labels.
+
+    `reduce` is `masked_mean` or `masked_total`.
+    """
     labels = labels.astype(jnp.int32)
     losses = cross_entropy(logits, labels, ignore_index=ignore_index)
     hits = jnp.argmax(logits, axis=-1) == labels
-    loss, accuracy = (
-        masked_mean(values, labels, ignore_index=ignore_index) for values in (losses, hits)
-    )
-    return loss, {"accuracy": accuracy}
+    return {
+        name: reduce(values, labels, ignore_index=ignore_index)
+        for name, values in (("loss", losses), ("accuracy", hits))
+    }
 
 
 def check_indices(name: str, values: Any, count: int, ignore_index: int) -> None:

@@ -23,15 +23,21 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from drumline.models.losses import (
     IGNORE_INDEX,
+    Total,
     check_indices,
-    classification_loss,
+    classification_metrics,
+    masked_mean,
+    masked_total,
     scale_pixels,
 )
 from drumline.models.sharding import (
+    Batch,
     Layout,
+    LocalFunction,
     LogicalAxes,
     Metrics,
     ModelSharding,
+    Output,
     Params,
     ShardedModel,
     axes_of,
@@ -113,10 +119,11 @@ class MLP(ShardedModel):
             key: unused.
         """
         del key
-        self.check_batch(batch)
-        sharding = ModelSharding.on_current_mesh("MLP", self._layout())
-        sharding.check_rows("a batch of", self.items(batch), "batch")
-        return sharding.run(self._local_loss, params, self._logical_axes(), batch)
+        return self._run(self._local_loss, params, batch)
+
+    def evaluate(self, params: Params, batch: dict[str, jax.Array]) -> dict[str, Total]:
+        """Return totals and counts of the loss and the accuracy of a batch."""
+        return self._run(self._local_totals, params, batch)
 
     def check_batch(self, batch: Mapping[str, Any]) -> None:
         """Raise ValueError if a label is out of range. Skip traced labels."""
@@ -153,11 +160,28 @@ class MLP(ShardedModel):
 
         return {f"layer{i}": axes(i) for i in range(last + 1)}
 
+    def _run(self, local: LocalFunction[Output], params: Params, batch: Batch) -> Output:
+        self.check_batch(batch)
+        sharding = ModelSharding.on_current_mesh("MLP", self._layout())
+        sharding.check_rows("a batch of", self.items(batch), "batch")
+        return sharding.run(local, params, self._logical_axes(), batch)
+
     def _local_loss(
         self, sharding: ModelSharding, params: Params, batch: dict[str, jax.Array]
     ) -> tuple[jax.Array, Metrics]:
         logits = self._local_logits(sharding, params, batch["image"])
-        return classification_loss(logits, batch["label"], ignore_index=self.ignore_index)
+        metrics = classification_metrics(
+            logits, batch["label"], ignore_index=self.ignore_index, reduce=masked_mean
+        )
+        return metrics.pop("loss"), metrics
+
+    def _local_totals(
+        self, sharding: ModelSharding, params: Params, batch: dict[str, jax.Array]
+    ) -> dict[str, Total]:
+        logits = self._local_logits(sharding, params, batch["image"])
+        return classification_metrics(
+            logits, batch["label"], ignore_index=self.ignore_index, reduce=masked_total
+        )
 
     def _local_logits(
         self, sharding: ModelSharding, params: Params, image: Float[Array, "B ..."]

@@ -112,8 +112,9 @@ def overlap_options(mesh: Mesh | AbstractMesh | None = None) -> dict[str, float]
     matmuls, so it starts a permute as soon as its operand is ready. `docs/overlap.md` has
     the compiler's estimates.
 
-    `drumline.train.fit` sets the options for its step. The result is empty where they gain nothing
-    (on a v5e, and off the TPU), or if the installed compiler does not know them.
+    `drumline.train.fit` sets the options for the step of a loss with permutes. The result is empty
+    where they gain nothing (on a v5e, and off the TPU), or if the installed compiler does not know
+    them.
 
     Args:
         mesh: the mesh of the program; None is the current devices.

@@ -22,6 +22,7 @@ from drumline.deprecated import lookup
 
 if TYPE_CHECKING:
     from drumline.train import data
+    from drumline.train.checkpoints.saving import load_params
     from drumline.train.checksums import fingerprint
     from drumline.train.data import Data
     from drumline.train.loop import Ending, Result, fit
@@ -56,6 +57,7 @@ __all__ = [
     "data",
     "fingerprint",
     "fit",
+    "load_params",
     "make_mesh",
 ]
 
@@ -78,6 +80,7 @@ _MODULES = {
     "State": "state",
     "fingerprint": "checksums",
     "fit": "loop",
+    "load_params": "checkpoints.saving",
     "make_mesh": "mesh",
 }
 _RENAMED = {"Mistake": "drumline.errors:UserError"}

@@ -44,7 +44,7 @@ from drumline.train.probe import SlowHosts, probe_devices
 from drumline.train.recipe import Params
 from drumline.train.state import replicate, replicated
 from drumline.train.steps.pipeline import DispatchedStep, Pipeline
-from drumline.train.steps.step import LOSS, StepOutcome, has_callbacks
+from drumline.train.steps.step import LOSS, StepOutcome, has_primitive
 
 MAX_RERUN_STEPS = 2000
 """The maximum number of steps to rerun for the proof of a fault."""
@@ -291,7 +291,7 @@ class HardwareChecks:
 
         GPUs are deterministic only with certain flags.
         """
-        if has_callbacks(self._plan.loss.jaxpr.jaxpr):
+        if has_primitive(self._plan.loss.jaxpr.jaxpr, "pure_callback", "io_callback"):
             return "the program's Python callbacks return different values"
         flags = os.environ.get("XLA_FLAGS", "")
         if self._platform != "gpu" or any(flag in flags for flag in DETERMINISTIC_FLAGS):

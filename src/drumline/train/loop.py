@@ -36,7 +36,7 @@ from drumline.train.plan import Plan, make_plan
 from drumline.train.recipe import Recipe
 from drumline.train.reporting import RunLog, RunProgress
 from drumline.train.save_interval import SaveSchedule, make_schedule
-from drumline.train.state import State, step_number
+from drumline.train.state import State, describe_weights, step_number
 from drumline.train.steps.bad_batches import BadBatches
 from drumline.train.steps.evaluation import Evaluator
 from drumline.train.steps.pipeline import DispatchedStep, Pipeline
@@ -67,7 +67,8 @@ class Result:
     """The state after the last finite step."""
     step: int
     metrics: dict[str, float]
-    """The last metrics of training, and of the evaluation with `eval_` before each name."""
+    """The last metrics of training, and of evaluations with `eval_` or `eval_NAME_` before each
+    name."""
     ending: Ending
     report: str = ""
     """The source of the last non-finite value; empty if there was none."""
@@ -152,7 +153,7 @@ class _Run:
 
     plan: Plan
     pipeline: Pipeline
-    evaluator: Evaluator | None
+    evaluators: list[Evaluator]
     goodput: Goodput
     checkpoints: RunCheckpoints
     progress: RunProgress
@@ -182,6 +183,8 @@ class _Run:
             changes = self.checkpoints.compare_recipe(saved, allow_changes)
             for message in (self._resume_message, *changes):
                 self.log.message(message)
+        else:
+            self.log.message(describe_weights(self.pipeline.state.params, self.plan.mesh))
 
     def read_steps(self, lag: int) -> _Event:
         """Read and report all but the last `lag` steps. Stop at a step that has halted the run."""
@@ -250,8 +253,10 @@ class _Run:
 
     def evaluate(self) -> None:
         """Evaluate the parameters and report the metrics."""
-        if self.evaluator is not None:
-            metrics = self.evaluator(self.pipeline.state.params)
+        metrics: dict[str, float] = {}
+        for evaluator in self.evaluators:
+            metrics |= evaluator(self.pipeline.state.params)
+        if metrics:
             self.progress.end_evaluation(self.pipeline.step, metrics)
             self.goodput.clock.end_pause()
 
@@ -299,9 +304,19 @@ def _open_run(
     # Make the plan first, so that an invalid recipe is rejected before a folder is touched.
     plan = make_plan(recipe, mesh)
     log = RunLog(recipe.steps, item=recipe.model.item)
-    evaluator = None
-    if recipe.evaluation:
-        evaluator = Evaluator(recipe, mesh, plan.abstract_state.params, plan.loss, log.message)
+    unnamed = {"": recipe.evaluation} if recipe.evaluation else {}
+    evaluators = [
+        Evaluator(
+            evaluation,
+            recipe.model,
+            mesh,
+            plan.abstract_state.params,
+            plan.loss,
+            log.message,
+            name,
+        )
+        for name, evaluation in {**unnamed, **recipe.evaluations}.items()
+    ]
     pipeline = Pipeline(plan)
     checkpoint_folder = None
     if folder is None:
@@ -332,16 +347,20 @@ def _open_run(
         goodput,
         lambda: checkpoints.committed,
         lambda: saves.interval,
+        pipeline.mean_input_seconds,
         fenced=fenced,
     )
     bad_batches = BadBatches(plan, log.message)
     hardware = HardwareChecks(plan, pipeline, checkpoints, log.message)
+    if plan.compiler_options:
+        options = (f"{name}={value}" for name, value in plan.compiler_options.items())
+        log.message(f"compiler options: {', '.join(options)}")
     if pipeline.warning:
         log.message(pipeline.warning)
     return _Run(
         plan,
         pipeline,
-        evaluator,
+        evaluators,
         goodput,
         checkpoints,
         progress,

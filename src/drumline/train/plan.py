@@ -13,7 +13,13 @@ from jax.sharding import Mesh
 from drumline.train.batches import BatchLoader
 from drumline.train.recipe import Recipe
 from drumline.train.state import State, abstract_state
-from drumline.train.steps.step import TracedLoss, group_names, trace_loss
+from drumline.train.steps.step import (
+    TracedLoss,
+    compiler_options,
+    group_names,
+    learning_rates,
+    trace_loss,
+)
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,14 @@ class Plan:
     abstract_batch: Mapping[str, jax.ShapeDtypeStruct]
     """A global batch as shapes with their shardings."""
     loss: TracedLoss
+    compiler_options: Mapping[str, bool | str | float]
+    """The options of the compiler for the step."""
 
     @cached_property
     def metric_names(self) -> tuple[str, ...]:
         """The names of the metrics that a step returns, in order."""
-        return ("loss", "grad_norm", *self.loss.metric_names)
+        rates = learning_rates(self.abstract_state.opt_state)
+        return ("loss", "grad_norm", "param_norm", "update_norm", *rates, *self.loss.metric_names)
 
     @cached_property
     def group_names(self) -> tuple[str, ...]:
@@ -65,4 +74,5 @@ def make_plan(recipe: Recipe, mesh: Mesh) -> Plan:
     loader = BatchLoader(recipe.data, mesh, recipe.model.batch_spec())
     batch = loader.shapes()
     loss = trace_loss(recipe.model, state.params, batch)
-    return Plan(recipe, mesh, state, loader, batch, loss)
+    options = compiler_options(recipe, mesh, loss)
+    return Plan(recipe, mesh, state, loader, batch, loss, options)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 import optax  # type: ignore[import-untyped]
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from drumline.errors import UserError
 from drumline.train.data import Data
@@ -28,7 +28,11 @@ SaveEvery = int | Literal["auto"]
 
 
 class Model(Protocol):
-    """A stateless model. `loss` runs under `jax.set_mesh` and may use `shard_map`."""
+    """A stateless model. `loss` runs under `jax.set_mesh` and may use `shard_map`.
+
+    A model may also have a method `evaluate(params, batch)`, as for `Evaluation.function`, and
+    `compiler_options`, the defaults of the recipe's options by platform.
+    """
 
     @property
     def item(self) -> str:
@@ -177,6 +181,14 @@ class Recipe:
     steps: int
     evaluation: Evaluation | None = None
     settings: Settings = field(default_factory=Settings)
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    """More evaluations by name, on other data sets. Their metrics begin with `eval_NAME_`."""
+    init_from: Callable[[Mesh], Params] | None = None
+    """Return pretrained parameters, which replace those of `model.init` in a new run. They have its
+    structure and shapes. Arrays that are already on the mesh are not copied to the hosts."""
+    compiler_options: Mapping[str, bool | str | float | None] = field(default_factory=dict)
+    """Options of XLA for the step, by name. They override the defaults or add to them. None removes
+    a default."""
 
     def __post_init__(self) -> None:
         """Reject invalid recipes."""

@@ -43,12 +43,14 @@ class RunProgress:
         goodput: Goodput,
         committed: Callable[[], int | None],
         save_interval: Callable[[], int | None],
+        input_seconds: Callable[[], float],
         *,
         fenced: bool = False,
     ) -> None:
         """`committed` returns the step of the newest complete checkpoint.
 
-        `save_interval` returns the steps between two checkpoints if the run chooses them.
+        `save_interval` returns the steps between two checkpoints if the run chooses them, and
+        `input_seconds` the seconds per step that this host waited for data since the last call.
         `fenced` is True if the run has claimed its checkpoint folder for the job manager.
         """
         self._fenced = fenced
@@ -56,6 +58,7 @@ class RunProgress:
         """The newest value of each metric, of training and of evaluation."""
         self._plan, self._log, self._goodput = plan, log, goodput
         self._committed, self._save_interval = committed, save_interval
+        self._input_seconds = input_seconds
         self._throughput: dict[str, float | None] = {}
         self._logged_step = self._evaluated_step = 0
         self._heartbeat_at = 0.0
@@ -112,6 +115,7 @@ class RunProgress:
             "rate": steps_per_second * model.items(batch) or None,
             "mfu": mfu(steps_per_second * model.flops(batch), devices),
             "goodput": self._goodput.value(now),
+            "input_seconds": self._input_seconds(),
             **({"save_every": interval} if interval else {}),
         }
 
@@ -247,10 +251,16 @@ class _ProgressBar:
         self.progress.update(self._task, completed=step, description=text)
 
 
+_NOT_SHOWN = {
+    "rate", "mfu", "goodput", "save_every", "input_seconds",
+    "grad_norm", "param_norm", "update_norm", "learning_rate",
+}  # fmt: skip
+
+
 def format_metrics(metrics: Mapping[str, float]) -> list[str]:
     """Format metrics, without the throughput: `loss 0.412`."""
-    excluded = ("rate", "mfu", "goodput", "save_every", "grad_norm")
-    return [f"{k.replace('_', ' ')} {v:.4g}" for k, v in metrics.items() if k not in excluded]
+    shown = (item for item in metrics.items() if item[0] not in _NOT_SHOWN)
+    return [f"{name.replace('_', ' ')} {value:.4g}" for name, value in shown]
 
 
 def _format_throughput(metrics: Mapping[str, float], item: str) -> list[str]:

@@ -29,16 +29,43 @@ class State:
     """The random key of the run, as raw data. A step folds its number into this key."""
 
 
-def initial_state(recipe: Recipe) -> State:
-    """Return the initial state of a recipe. Its bits do not depend on the mesh."""
+def initial_state(recipe: Recipe, params: Any = None) -> State:
+    """Return the initial state of a recipe. Its bits do not depend on the mesh.
+
+    `params` replaces the parameters that the model draws.
+    """
     init_key, run_key = jax.random.split(jax.random.key(recipe.settings.seed))
-    params = _without_weak_types(recipe.model.init(init_key))
+    params = _without_weak_types(recipe.model.init(init_key) if params is None else params)
     return State(
         params=params,
         opt_state=_without_weak_types(recipe.optimizer.init(params)),
         step=jnp.zeros((), jnp.int32),
         key=jax.random.key_data(run_key),
     )
+
+
+def pretrained_params(recipe: Recipe, mesh: Mesh, shapes: Any) -> Any:
+    """Return the parameters of `init_from` with these types and shardings, None without it."""
+    if recipe.init_from is None:
+        return None
+
+    def place(path: tuple[Any, ...], shape: Any, array: Any) -> jax.Array:
+        if np.shape(array) != shape.shape:
+            name = path_name(path) or "params"
+            raise UserError(
+                f"init_from: {name} is {np.shape(array)}, but the model has {shape.shape}"
+            )
+        if isinstance(array, jax.Array):
+            return jnp.asarray(jax.device_put(array, shape.sharding), shape.dtype)
+        return jax.make_array_from_callback(
+            shape.shape, shape.sharding, lambda index: np.array(array[index], shape.dtype)
+        )
+
+    try:
+        return jax.tree_util.tree_map_with_path(place, shapes, recipe.init_from(mesh))
+    except ValueError as error:
+        message = str(error).partition("\n")[0]
+        raise UserError(f"init_from: the parameters do not fit the model: {message}") from None
 
 
 def _without_weak_types(tree: Any) -> Any:
@@ -54,35 +81,60 @@ def _without_weak_types(tree: Any) -> Any:
 def abstract_state(recipe: Recipe, mesh: Mesh | AbstractMesh) -> State:
     """Return the state as shapes with their shardings.
 
-    An array of the optimizer with the name and the shape of a parameter is sharded like it. All
-    other arrays of the optimizer are small, and replicated.
+    An array of the optimizer with the name and the shape of a parameter is sharded like it. If the
+    parameters are a single array, it has no name, and only the shape counts. All other arrays of
+    the optimizer are small, and replicated.
     """
     shapes = jax.eval_shape(lambda: initial_state(recipe))
-    specs = _expand_prefix(recipe.model.specs(), shapes.params)
-    by_path = {
-        path: (leaf.shape, spec)
-        for (path, leaf), spec in zip(
-            jax.tree_util.tree_flatten_with_path(shapes.params)[0],
-            jax.tree.leaves(specs, is_leaf=_is_spec),
-            strict=True,
-        )
-    }
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes.params)
+    specs = jax.tree.leaves(_expand_prefix(recipe.model.specs(), shapes.params), is_leaf=_is_spec)
+    by_path = {path: (leaf.shape, spec) for (path, leaf), spec in zip(leaves, specs, strict=True)}
+    for path, (shape, spec) in by_path.items():
+        _check_spec(path_name(path) or "params", shape, spec, mesh)
 
-    def shard(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        suffixes = (path[start:] for start in range(len(path)))
-        candidates = (by_path[suffix] for suffix in suffixes if suffix in by_path)
-        spec = next((spec for shape, spec in candidates if shape == leaf.shape), PartitionSpec())
+    def shard(leaf: Any, spec: PartitionSpec) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
-    for path, (shape, spec) in by_path.items():
-        _check_spec(path_name(path), shape, spec, mesh)
-    state: State = jax.tree_util.tree_map_with_path(shard, shapes)
-    return state
+    def shard_moment(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Any:
+        suffixes = (path[start:] for start in range(len(path) + 1))
+        candidates = (by_path[suffix] for suffix in suffixes if suffix in by_path)
+        specs = (spec for shape, spec in candidates if shape == leaf.shape)
+        return shard(leaf, next(specs, PartitionSpec()))
+
+    return State(
+        params=jax.tree.unflatten(tree, map(shard, (leaf for _, leaf in leaves), specs)),
+        opt_state=jax.tree_util.tree_map_with_path(shard_moment, shapes.opt_state),
+        step=shard(shapes.step, PartitionSpec()),
+        key=shard(shapes.key, PartitionSpec()),
+    )
 
 
 def step_number(state: State) -> int:
     """Return the number of steps taken. This waits for the devices."""
     return int(state.step.addressable_data(0))
+
+
+def describe_weights(params: Any, mesh: Mesh) -> str:
+    """Return the norm of the initial weights, and their smallest and largest deviation."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+
+    def measure(leaf: jax.Array) -> jax.Array:
+        square = jnp.sum(jnp.square(jnp.abs(leaf).astype(jnp.float32)))
+        real = jnp.real(leaf).astype(jnp.float32)
+        # Without its minimum, a constant array has a deviation of exactly zero.
+        return jnp.stack([square, jnp.std(real - jnp.min(real))])
+
+    def measure_all(params: Any) -> jax.Array:
+        return jnp.stack([measure(leaf) for leaf in jax.tree.leaves(params)])
+
+    compiled = jax.jit(measure_all, out_shardings=replicated(mesh))
+    squares, deviations = np.asarray(compiled(params).addressable_data(0), np.float64).T
+    extremes = " to ".join(
+        f"{deviations[index]:.3g} ({path_name(leaves[index][0]) or 'params'})"
+        for index in (deviations.argmin(), deviations.argmax())
+    )
+    norm = np.sqrt(squares.sum())
+    return f"initial weights: norm {norm:.4g}, standard deviation of an array from {extremes}"
 
 
 def path_name(path: tuple[Any, ...]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.inspect.cost.machines import chip_constants
+from drumline.inspect.cost.machines import chip_constants, parse_machine
 from drumline.inspect.cost.work import Matmul
 from tests.inspect.cost.modules import (
     DOT,
@@ -102,10 +102,9 @@ def test_float32_of_more_precision_takes_several_passes(precision: str, passes: 
         """)
     )
     (matmul,) = kernel.work.matmuls
-    constants = chip_constants("v5e")
-    assert matmul.speed(constants) == pytest.approx(1 / passes)
+    assert matmul.speed(parse_machine("v5litepod-1")) == pytest.approx(1 / passes)
     # A GPU's float32 is TF32, at half the speed of bfloat16.
-    assert matmul.speed(chip_constants("H200")) == pytest.approx(0.5 / passes)
+    assert matmul.speed(parse_machine("H200")) == pytest.approx(0.5 / passes)
     assert matmul.flops == 2 * 2048**3
 
 
@@ -116,13 +115,47 @@ def test_bfloat16_takes_one_pass_at_any_requested_precision() -> None:
         ROOT %y = bf16[256,256] dot(%p, %p), {DOT}, operand_precision={{highest,highest}}
         """)
     )
-    assert kernel.work.matmuls[0].speed(chip_constants("v5e")) == 1
+    assert kernel.work.matmuls[0].speed(parse_machine("v5litepod-1")) == 1
     assert kernel.work.bytes_read == 2 * 256 * 256, "an operand that is used twice is read once"
 
 
-def test_eight_bit_matmuls_are_twice_as_fast() -> None:
-    assert Matmul(1, 8, 8, 8, "s8").speed(chip_constants("v5e")) == 2
-    assert Matmul(1, 8, 8, 8, "f8e4m3fn").speed(chip_constants("H200")) == 2
+@pytest.mark.parametrize(
+    ("machine", "int8", "fp8"),
+    [
+        ("v2-8", 1, 1),
+        ("v4-8", 1, 1),
+        ("v5litepod-1", 2, 1),
+        ("v5p-8", 2, 1),
+        ("v6e-1", 2, 1),
+        ("tpu7x-8", 1, 2),
+        ("V100", 1, 1),
+        ("A100", 2, 1),
+        ("H200", 2, 2),
+        ("B200", 2, 2),
+    ],
+)
+def test_eight_bit_matmuls_run_at_the_rate_of_their_type(
+    machine: str, int8: float, fp8: float
+) -> None:
+    for dtypes, expected in ((("s8", "u8", "s4"), int8), (("f8e4m3fn", "f8e5m2"), fp8)):
+        for dtype in dtypes:
+            speed = Matmul(1, 8, 8, 8, dtype).speed(parse_machine(machine))
+            assert speed == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize(("types", "dtype"), [(("s8", "bf16"), "bf16"), (("f32", "s8"), "f32")])
+def test_a_matmul_of_two_types_runs_at_the_rate_of_the_wider(
+    types: tuple[str, str], dtype: str
+) -> None:
+    for left, right in (types, types[::-1]):
+        kernel = only_kernel(
+            kernels_of(f"""
+            %p = {left}[256,256] parameter(0)
+            %q = {right}[256,256] parameter(1)
+            ROOT %y = f32[256,256] dot(%p, %q), {DOT}
+            """)
+        )
+        assert kernel.work.matmuls[0].dtype == dtype
 
 
 def test_the_unit_multiplies_whole_tiles() -> None:

@@ -65,7 +65,7 @@ def link_bandwidth(name: str) -> float:
         ("v2-8", {"X": 2, "Y": 4}, {"X": "2 cores of a chip", "Y": "line of 2 × line of 2"}),
         ("v2-8", {"X": 8}, {"X": "2 cores of a chip × line of 2 × line of 2"}),
         (
-            "tpu7x-128",
+            "tpu7x-256",
             {"X": 8, "Y": 32},
             {"X": "2 cores of a chip × ring of 4", "Y": "ring of 4 × ring of 8"},
         ),
@@ -97,7 +97,7 @@ def test_a_mesh_uses_whole_dimensions_if_possible(
         ("2xv6e-256", 512),
         ("v5p-128", 64),
         ("v2-8", 8),
-        ("tpu7x-8", 16),
+        ("tpu7x-8", 8),
         ("8xH200", 8),
         ("H200", 1),
     ],
@@ -319,6 +319,49 @@ def test_gpus_communicate_through_a_switch() -> None:
         assert network.collective_seconds(kind, operand_bytes, ["X"]) == pytest.approx(
             start + factor * operand_bytes / link
         )
+
+
+@pytest.mark.parametrize("gpu", ["V100", "A100", "H100", "H200", "B200"])
+def test_gpu_nodes_communicate_over_the_network_between_them(gpu: str) -> None:
+    machine = parse_machine(f"32x{gpu}")
+    network = map_mesh({"data": 4, "model": 8}, machine)
+    node = map_mesh({"model": 8}, parse_machine(f"8x{gpu}"))
+    link, outside = machine.link_bandwidth, machine.dcn_bandwidth
+    start = machine.constants.collective_seconds + machine.constants.hop_seconds
+    assert outside < link / 4
+    size = 64.0 * MIB
+
+    def seconds(kind: str, *axes: str) -> float:
+        return network.collective_seconds(kind, size, axes) - start
+
+    assert seconds("all-reduce", "model") + start == pytest.approx(
+        node.collective_seconds("all-reduce", size, ["model"])
+    )
+    # Each GPU has its own adapter and sends its own part.
+    for kind, across, both in (
+        ("all-reduce", 2 * 3 / 4, 2 * 7 / 8 * size / link + 2 * 3 / 4 / 8 * size / outside),
+        ("reduce-scatter", 3 / 4, 7 / 8 * size / link + 3 / 4 / 8 * size / outside),
+        ("all-gather", 3, 7 * 4 * size / link + 3 * size / outside),
+        ("all-to-all", 3 / 4, 7 / 8 * size / link + 3 / 4 * size / outside),
+        ("collective-permute", 1, size / outside),
+    ):
+        assert seconds(kind, "data") == pytest.approx(across * size / outside), kind
+        assert seconds(kind, "data", "model") == pytest.approx(both), kind
+    whole = map_mesh({"X": 32}, machine)
+    assert whole.collective_seconds("all-reduce", size, ["X"]) == pytest.approx(
+        start + seconds("all-reduce", "data", "model")
+    )
+    assert str(whole.axes["X"]) == "4 nodes × ring of 8"
+    assert network.resources(["data"]) == ("dcn",)
+    assert network.resources(["model"]) == ("nvlink",)
+    assert set(whole.resources(["X"])) == {"nvlink", "dcn"}
+
+
+def test_a_node_has_up_to_eight_gpus() -> None:
+    assert parse_machine("4xA100").slices == parse_machine("8xA100").slices == 1
+    assert parse_machine("64xA100").slices == 8
+    with pytest.raises(UnknownName, match="nodes of 8 GPUs; use 8xH100 or 16xH100"):
+        parse_machine("12xH100")
 
 
 def test_cores_of_a_chip_communicate_faster_than_neighbouring_chips() -> None:

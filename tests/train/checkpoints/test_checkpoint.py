@@ -12,15 +12,18 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from drumline.errors import UserError
-from drumline.train import Functions, Settings, fit
+from drumline.train import Functions, Settings, fit, load_params
 from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, steps_to_keep
 from drumline.train.checkpoints.files import COMMITTED
+from drumline.train.checkpoints.marks import Marks
 from drumline.train.mesh import make_mesh
 from drumline.train.state import State
 from tests.cases import rare
@@ -151,6 +154,79 @@ def _damage(file: Path, damage: str) -> None:
     else:
         del content[len(content) // 2 :]
     file.write_bytes(content)
+
+
+@damaging
+def test_parameters_load_for_inference_without_recipe_and_mesh(tmp_path: Path) -> None:
+    state = fit(toy(30), checkpoint=tmp_path).state
+    params = load_params(tmp_path)
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(params))
+    jax.tree.map(np.testing.assert_array_equal, params, state.params)
+    assert not np.array_equal(load_params(tmp_path, step=10)["body"], params["body"])
+    # With shapes that have a sharding, the parameters are JAX arrays with this sharding.
+    sharded = load_params(str(tmp_path), like=state.params)
+    jax.tree.map(np.testing.assert_array_equal, sharded, params)
+    assert sharded["body"].sharding == state.params["body"].sharding
+
+    def assert_rejected(message: str, **arguments: Any) -> None:
+        with pytest.raises(UserError, match=message) as raised:
+            load_params(tmp_path, **arguments)
+        assert "\n" not in str(raised.value)
+
+    assert_rejected("there is none of step 7 in .*; there are 10, 20, 30", step=7)
+    assert_rejected(
+        "step 30 in .* does not fit: .* only it has params.head", like={"body": params["body"]}
+    )
+    Marks(str(tmp_path)).mark_suspect("30", "a chip computes wrong results", 1)
+    jax.tree.map(
+        np.testing.assert_array_equal, load_params(tmp_path), load_params(tmp_path, step=20)
+    )
+    (tmp_path / "20" / COMMITTED).unlink()
+    (tmp_path / "10" / COMMITTED).unlink()
+    assert_rejected("there is no complete checkpoint in ")
+
+
+@damaging
+def test_damaged_parameters_are_never_returned(two_checkpoints: Path, tmp_path: Path) -> None:
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    whole = load_params(tmp_path)
+    files = [file for file in (tmp_path / "2").rglob("*") if file.is_file()]
+    arrays = max(files, key=lambda file: file.stat().st_size)
+    content = arrays.read_bytes()
+    messages = []
+    for position in range(0, len(content), max(1, len(content) // 12)):
+        arrays.write_bytes(
+            content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :]
+        )
+        try:
+            jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path), whole)
+        except UserError as error:
+            messages.append(str(error))
+    assert len(messages) > 2
+    assert all(re.match("checkpoint: step 2 in .* is damaged", text) for text in messages)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        lambda key: jax.random.normal(key, (16,)),
+        lambda key: [jax.random.normal(key, (16,)), {"scale": jnp.ones((), jnp.bfloat16)}],
+    ],
+)
+def test_parameters_that_are_no_nested_dicts_load_with_their_structure(
+    params: Any, tmp_path: Path
+) -> None:
+    def loss(params: Any, batch: Any, key: Any) -> jax.Array:
+        del key
+        weight, *others = params if isinstance(params, list) else [params]
+        scale = others[0]["scale"].astype(jnp.float32) if others else 1.0
+        return jnp.mean((batch["x"] @ weight * scale - batch["y"]) ** 2)
+
+    state = fit(toy(2, model=Functions(params, loss)), checkpoint=tmp_path).state
+    loaded = load_params(tmp_path, like=jax.eval_shape(params, jax.random.key(0)))
+    jax.tree.map(np.testing.assert_array_equal, loaded, state.params)
+    expected = [leaf.tobytes() for leaf in map(np.asarray, jax.tree.leaves(state.params))]
+    assert [leaf.tobytes() for leaf in jax.tree.leaves(load_params(tmp_path))] == expected
 
 
 @damaging

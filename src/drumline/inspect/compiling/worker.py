@@ -19,15 +19,17 @@ import time
 from typing import Any
 
 # Passes of the CPU compiler that change the computation and communication to suit CPUs. They widen
-# bf16 to f32, fuse differently from accelerators, sum in the order of a CPU's vectors, and hoist
-# arrays out of loops that are cheaper to recompute in each iteration.
+# bf16 to f32 and the operands of matmuls to the type of the result, fuse differently from
+# accelerators, sum in the order of a CPU's vectors, and hoist arrays out of loops that are cheaper
+# to recompute in each iteration.
 DISABLED_CPU_PASSES = (
     "all-reduce-promotion,float-normalization-bf16,float-normalization-f8e5m2,"
     "float-normalization-f8e4m3,float-normalization-f8e4m3fn,float-normalization-f8e4m3b11fnuz,"
     "float-normalization-f8e5m2fnuz,float-normalization-f8e4m3fnuz,float-normalization-f8e3m4,"
     "float-normalization-f8e8m0fnu,float-normalization-f4e2m1fn,convolution-group-converter,"
     "fusion,fusion-wrapper,"
-    "dot-library-rewriter,dot-library-passes,cpu-parallel-task-assigner,small-while-loop-hoisting,"
+    "operand_upcaster,result_caster,dot-library-rewriter,dot-library-passes,"
+    "cpu-parallel-task-assigner,small-while-loop-hoisting,"
     "tree_reduction_rewriter,while-loop-invariant-code-motion,"
     "while-loop-expensive-invariant-code-motion"
 )

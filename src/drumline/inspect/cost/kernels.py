@@ -344,7 +344,7 @@ def kernel_cost(kernel: Kernel, machine: Machine, scheduled: bool) -> Cost:
         return Cost(kind=_kind(kernel))
     peak = machine.peak_flops * constants.matmul_efficiency
     matmul_seconds = sum(
-        matmul.padded_flops(constants) / (peak * matmul.speed(constants)) for matmul in work.matmuls
+        matmul.padded_flops(constants) / (peak * matmul.speed(machine)) for matmul in work.matmuls
     )
     vector_seconds = work.vector_ops * machine.devices_per_chip / constants.vector_flops
     load_seconds = work.bytes / (machine.memory_bandwidth * constants.hbm_efficiency)
@@ -359,7 +359,7 @@ def kernel_cost(kernel: Kernel, machine: Machine, scheduled: bool) -> Cost:
     bound = "memory" if longest == load_seconds else "compute"
     if longest < constants.operation_seconds:
         bound = "overhead"
-    peak_flops = sum(matmul.flops / matmul.relative_peak() for matmul in work.matmuls)
+    peak_flops = sum(matmul.flops / matmul.relative_peak(machine.chip) for matmul in work.matmuls)
     return Cost(
         kind=_kind(kernel),
         seconds=seconds,

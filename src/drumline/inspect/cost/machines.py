@@ -2,7 +2,7 @@
 
 A name such as `v5litepod-8`, `2xv6e-256` (two slices on the data-centre network), `H200` or
 `8xH200` selects a machine. A device is a chip. On v2, v3 and 7x it is a core, because JAX has two
-devices per chip there.
+devices per chip there. More than eight GPUs are nodes of eight.
 """
 
 from __future__ import annotations
@@ -117,6 +117,10 @@ _GPU_CONSTANTS = ChipConstants(
 )
 
 
+GPUS_PER_NODE = 8
+"""The GPUs that NVLink connects, as in NVIDIA's HGX and DGX servers."""
+
+
 def chip_constants(chip_name: str) -> ChipConstants:
     """Return the constants of a chip. All GPUs share one row."""
     return _TPU_CONSTANTS.get(chip_name, _GPU_CONSTANTS)
@@ -140,10 +144,11 @@ class Machine:
     slice: Slice | None
     """The type of its slices. None for GPUs."""
     slices: int
+    """The number of slices, or of the nodes of GPUs."""
     chips: int
     """The number of chips in all slices."""
     torus: tuple[TorusDimension, ...]
-    """The torus of a slice. Empty for GPUs, which a switch connects."""
+    """The torus of a slice. Empty for GPUs, which a switch connects in each node."""
     devices_per_chip: int = 1
     """The devices that share a chip, its memory and its links."""
 
@@ -174,8 +179,8 @@ class Machine:
 
     @property
     def dcn_bandwidth(self) -> float:
-        """A device's bandwidth to other slices, in bytes per second."""
-        # The slowest published value stands for chips without one.
+        """A device's bandwidth to other slices or nodes, in bytes per second."""
+        # The slowest published value stands for chips without one: v2, v3 and L40.
         chip_bandwidth = self.chip.dcn_bandwidth or 3.125e9
         return chip_bandwidth / self.devices_per_chip * self.constants.link_efficiency
 
@@ -203,7 +208,13 @@ def parse_machine(name: str) -> Machine:
             gpu = None
         if gpu is None or gpu.kind != "gpu":
             raise
-        return Machine(name.strip(), gpu, chip_constants(gpu.name), None, 1, count, ())
+        nodes = max(1, count // GPUS_PER_NODE)
+        if count > GPUS_PER_NODE and count % GPUS_PER_NODE:
+            sizes = f"{nodes * GPUS_PER_NODE}x{kind} or {(nodes + 1) * GPUS_PER_NODE}x{kind}"
+            raise UnknownName(
+                f"{name!r}: larger machines are nodes of {GPUS_PER_NODE} GPUs; use {sizes}"
+            ) from None
+        return Machine(name.strip(), gpu, chip_constants(gpu.name), None, nodes, count, ())
     return Machine(
         name=slice_type.name if count == 1 else f"{count}x{slice_type.name}",
         chip=slice_type.chip,

@@ -3,7 +3,8 @@
 A mesh axis uses whole dimensions of the torus if the sizes allow it, and parts of a dimension if
 not. A dimension without wrap-around links, or a part of a dimension, is a line. Its end devices
 receive everything over one link. In a ring, two links share the traffic. Axes that do not fit on a
-torus run between slices, over the data-centre network.
+torus run between slices, over the data-centre network. Those that do not fit on a node of GPUs run
+between nodes, over the network of the nodes. The last axes are within a node.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ class AxisLinks:
 
     dimensions: tuple[TorusDimension, ...]
     slices: int = 1
-    """The number of slices along the axis."""
+    """The number of slices along the axis, or of the nodes of GPUs."""
     cores: int = 1
     """The number of devices on one chip along the axis."""
     closed: bool = False
     """True if permutes around the axis form a ring without a long way back."""
     links_per_hop: int = 1
     """The links of a hop. As many groups of devices share them."""
+    slice_name: str = "slices"
 
     def __str__(self) -> str:
         """Describe the links, such as `ring of 16` or `line of 4 × line of 2`."""
-        descriptions = [f"{self.slices} slices"] if self.slices > 1 else []
+        descriptions = [f"{self.slices} {self.slice_name}"] if self.slices > 1 else []
         descriptions += [f"{self.cores} cores of a chip"] if self.cores > 1 else []
         descriptions += [
             f"{'ring' if dimension.wraps else 'line'} of {dimension.length}"
@@ -65,18 +67,20 @@ class Network:
         A permute around a closed ring leaves the links of the other direction free. On a line it
         uses both, because data from the last device to the first travels back over the line.
         """
-        if not self.machine.torus:
-            return (SWITCH,)
         names = []
         crosses_slices = False
         for name in axes:
             links = self.axes[name]
             crosses_slices |= links.slices > 1
+            if not self.machine.torus:
+                names += [SWITCH] if links.dimensions and SWITCH not in names else []
+                continue
             if not links.dimensions and links.cores == 1:
                 continue
             directions = (direction,) if direction and links.closed else ("up", "down")
             names += [f"ici {name} {side}" for side in directions]
-        return (*names, *((DCN,) if crosses_slices else ())) or ("ici",)
+        default = "ici" if self.machine.torus else SWITCH
+        return (*names, *((DCN,) if crosses_slices else ())) or (default,)
 
     def collective_seconds(self, kind: str, operand_bytes: float, axes: Iterable[str]) -> float:
         """Return the duration of a collective whose operand has this size on each device."""
@@ -90,7 +94,7 @@ class Network:
         if group_size <= 1:
             return 0.0
         if not self.machine.torus:
-            return self._switched(kind, operand_bytes, group_size)
+            return self._switched(kind, operand_bytes, group_size // slices, slices)
         # Where a hop spans several links, as many groups share each link.
         operand_bytes *= max(axis.links_per_hop for axis in links)
         per_slice = group_size // slices
@@ -110,16 +114,20 @@ class Network:
         scatter = self._scatter(array_bytes, dimensions, cores)
         return latency + scatter + self._between_slices(array_bytes / per_slice, slices)
 
-    def _switched(self, kind: str, operand_bytes: float, group_size: int) -> float:
+    def _switched(self, kind: str, operand_bytes: float, per_node: int, nodes: int) -> float:
+        """Return the duration on GPUs. Each of them has its share of the network between nodes."""
         constants = self.machine.constants
-        factor = {
-            "all-gather": group_size - 1.0,
-            "reduce-scatter": (group_size - 1) / group_size,
-            "all-to-all": (group_size - 1) / group_size,
-            "all-reduce": 2 * (group_size - 1) / group_size,
-        }.get(kind, 1.0)
         latency = constants.collective_seconds + constants.hop_seconds
-        return latency + factor * operand_bytes / self.machine.link_bandwidth
+        if kind == "collective-permute":
+            bandwidth = self.machine.link_bandwidth if nodes == 1 else self.machine.dcn_bandwidth
+            return latency + operand_bytes / bandwidth
+        # Between nodes, the GPUs of a node exchange the parts that they have after the exchange
+        # within the node. In an all-to-all, each GPU has other data for every GPU.
+        array_bytes = operand_bytes * (per_node * nodes if kind == "all-gather" else 1)
+        part_bytes = array_bytes if kind == "all-to-all" else array_bytes / per_node
+        within = array_bytes * (per_node - 1) / per_node / self.machine.link_bandwidth
+        seconds = within + self._between_slices(part_bytes, nodes)
+        return latency + seconds * (2 if kind == "all-reduce" else 1)
 
     def _scatter(self, array_bytes: float, dimensions: list[TorusDimension], cores: int) -> float:
         """Return the duration of a reduce-scatter of an array, or an all-gather to it."""
@@ -206,8 +214,7 @@ def map_mesh(mesh: MeshAxes, machine: Machine, torus_dims: TorusDims | None = No
     sizes = {name: size for name, size in mesh.items() if size > 1}
     axes: dict[str, AxisLinks] = {name: AxisLinks(()) for name in mesh}
     if not machine.torus:
-        switched = {name: AxisLinks((TorusDimension(size, True),)) for name, size in sizes.items()}
-        return Network(machine, axes | switched)
+        return Network(machine, axes | _map_nodes(sizes, machine))
     free = {index: dim for index, dim in enumerate(machine.torus) if dim.length > 1}
     slices, cores = machine.slices, machine.devices_per_chip
     # The network between slices is slow. Prefer an axis of exactly that size for it, else the
@@ -243,6 +250,17 @@ def map_mesh(mesh: MeshAxes, machine: Machine, torus_dims: TorusDims | None = No
         closed = bool(dims) and all(dim.wraps for dim in dims)
         axes[name] = AxisLinks(dims, axis_slices, axis_cores, closed)
     return Network(machine, axes)
+
+
+def _map_nodes(sizes: Mapping[str, int], machine: Machine) -> dict[str, AxisLinks]:
+    """Map a mesh to nodes of GPUs in the order of their ids: the last axes are within a node."""
+    axes, free = {}, machine.chips // machine.slices
+    for name, size in reversed(list(sizes.items())):
+        per_node = gcd(size, free)
+        free //= per_node
+        dimensions = (TorusDimension(per_node, True),) if per_node > 1 else ()
+        axes[name] = AxisLinks(dimensions, slices=size // per_node, slice_name="nodes")
+    return axes
 
 
 def _map_rings(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from math import ceil, log2, prod
 
-from drumline.inspect.cost.machines import ChipConstants
-from drumline.inspect.hlo.text import Computation, Instruction, Module, Shape
+from drumline.chips import Chip
+from drumline.inspect.cost.machines import ChipConstants, Machine
+from drumline.inspect.hlo.text import BITS, Computation, Instruction, Module, Shape
 
-_EIGHT_BITS = {"s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3", "f8e4m3fnuz", "f8e5m2fnuz", "s4", "u4"}
 _EXPENSIVE = {
     "exponential": 8, "log": 8, "tanh": 12, "logistic": 12, "power": 16, "rsqrt": 6, "sqrt": 6,
     "divide": 6, "sine": 20, "cosine": 20, "erf": 12, "exponential-minus-one": 10,
@@ -69,17 +69,17 @@ class Matmul:
         padded = min(pad(a, tile) * pad(b, tile) * pad(c, row_tile) for a, b, c in orders)
         return 2.0 * self.batch * padded
 
-    def relative_peak(self) -> float:
+    def relative_peak(self, chip: Chip) -> float:
         """Return the peak for the dtype, relative to bfloat16."""
-        return 2.0 if self.dtype in _EIGHT_BITS else 1.0
+        return chip.peak_flops(self.dtype) / chip.peak_bf16_flops
 
-    def speed(self, constants: ChipConstants) -> float:
+    def speed(self, machine: Machine) -> float:
         """Return the speed relative to a plain bfloat16 matmul."""
-        speed = self.relative_peak()
+        speed = self.relative_peak(machine.chip)
         if self.dtype in ("f32", "s32"):
-            speed = constants.float32_speed
+            speed = machine.constants.float32_speed
         if self.fused_attention:
-            speed *= constants.attention_speed
+            speed *= machine.constants.attention_speed
         return speed / self.passes
 
 
@@ -157,11 +157,14 @@ def _operand_shapes(instruction: Instruction, computation: Computation) -> list[
 
 
 def _dot(instruction: Instruction, computation: Computation) -> Matmul:
-    lhs = _operand_shapes(instruction, computation)[0]
+    lhs, *others = _operand_shapes(instruction, computation)
     contraction = prod(lhs.dims[dim] for dim in instruction.integers("lhs_contracting_dims"))
     batch = prod(lhs.dims[dim] for dim in instruction.integers("lhs_batch_dims"))
     matmul = _matmul(lhs, instruction.shape.elements, contraction, batch)
-    if lhs.dtype != "f32":
+    # A matmul of two types is computed in the wider one.
+    dtypes = [lhs.dtype, *(rhs.dtype for rhs in others[:1])]
+    matmul = replace(matmul, dtype=max(dtypes, key=lambda dtype: BITS.get(dtype, 32)))
+    if matmul.dtype != "f32":
         return matmul
     precision = instruction.attributes.get("operand_precision", "")
     passes = 6.0 if "highest" in precision else 3.0 if "high" in precision else 1.0

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from math import sqrt
+from math import pi, sqrt
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -54,13 +54,46 @@ do not fit in the memory."""
 HeadMajor = Float[Array, "B heads S H"]
 
 
-def apply_rotary(x: Float[Array, "B S heads H"], *, base: float) -> Float[Array, "B S heads H"]:
+class RotaryScaling(NamedTuple):
+    """Slower rotations for longer sequences than in pre-training.
+
+    With a factor alone, all frequencies are divided by it ("linear"). With the other values, which
+    have the names of Llama's configurations, only long wavelengths are ("llama3").
+    """
+
+    factor: float
+    low_freq_factor: float | None = None
+    """Pairs with at most this number of turns within the original length are scaled in full."""
+    high_freq_factor: float | None = None
+    """Pairs with at least this number of turns are not scaled."""
+    original_max_position_embeddings: int | None = None
+    """The length of the sequences in pre-training."""
+
+
+def rotary_frequencies(
+    count: int, base: float, scaling: RotaryScaling | None
+) -> Float[Array, " count"]:
+    """Return the float32 angles between neighbouring positions, for each pair of a head."""
+    frequency = base ** (-jnp.arange(count, dtype=jnp.float32) / count)
+    if scaling is None:
+        return frequency
+    factor, low, high, length = scaling
+    scaled = frequency / factor
+    if low is None or high is None or length is None:
+        return scaled
+    turns = frequency * (length / (2 * pi))
+    kept = jnp.clip((turns - low) / (high - low), 0, 1)
+    return kept * frequency + (1 - kept) * scaled
+
+
+def apply_rotary(
+    x: Float[Array, "B S heads H"], *, base: float, scaling: RotaryScaling | None = None
+) -> Float[Array, "B S heads H"]:
     """Rotate the pairs (i, i + H/2) of a head by angles proportional to the position.
 
     The angles are float32 for any type of x: bfloat16 cannot represent positions above 256.
     """
-    half = x.shape[-1] // 2
-    frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    frequency = rotary_frequencies(x.shape[-1] // 2, base, scaling)
     angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * frequency
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -76,6 +109,7 @@ def attend(
     causal: bool,
     kernel: Kernel,
     rotary_base: float | None = None,
+    rotary_scaling: RotaryScaling | None = None,
     length: int | None = None,
 ) -> Float[Array, "B S N H"]:
     """Apply softmax attention, N/K queries per key. Scores and their sums are float32.
@@ -88,11 +122,12 @@ def attend(
         kernel: `"auto"`, or a kernel to use in any case: `"xla"`, `"cudnn"` (GPUs only), `"splash"`
             (TPUs only).
         rotary_base: the base of the rotary embedding of queries and keys, or None for none.
+        rotary_scaling: the scaling of its frequencies.
         length: the number of tokens that are not padding; None if there is no padding.
     """
     if rotary_base is not None:
-        query = apply_rotary(query, base=rotary_base)
-        key = apply_rotary(key, base=rotary_base)
+        query = apply_rotary(query, base=rotary_base, scaling=rotary_scaling)
+        key = apply_rotary(key, base=rotary_base, scaling=rotary_scaling)
     splash = partial(attend_splash, causal=causal, length=length)
     library = partial(_dot_product_attention, causal=causal, length=length)
     if kernel == "splash":

@@ -30,7 +30,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 from etils import epath  # type: ignore[import-untyped]
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from drumline.errors import UserError
 from drumline.train.checkpoints.fence import Fence, FencedOff
@@ -47,6 +47,8 @@ from drumline.train.state import State, path_name, replicate, replicated, step_n
 
 RECORDS, DIGEST = "records", "digest"
 """The names of the data position and of the checksums, which are stored beside the state."""
+PARAMS = "params"
+"""The name before those of the parameters."""
 OLD_POSITION = "position"
 """The name of the position up to version 0.1, where it was a number of batches."""
 _EXTRA_NAMES = {RECORDS, DIGEST, OLD_POSITION}
@@ -331,11 +333,7 @@ class Checkpoints:
 
     @cached_property
     def _reader(self) -> ocp.Checkpointer:
-        # Every host reads independently, so that a failure leaves no other host at a barrier.
-        options = ocp.options.MultiprocessingOptions(
-            primary_host=jax.process_index(), active_processes={jax.process_index()}
-        )
-        return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(), multiprocessing_options=options)
+        return make_reader()
 
     def _read(
         self, step: int, abstract_state: State, mesh: Mesh, batch: int
@@ -349,7 +347,7 @@ class Checkpoints:
                 failure = f"does not fit the recipe ({error})"
             except Exception as error:
                 # Damaged files raise all kinds of errors, and none may end the run.
-                failure = f"is damaged ({_root_message(error)})"
+                failure = f"is damaged ({root_message(error)})"
             if tree is None:
                 gc.collect()
         failed = failed_hosts(tree is not None)
@@ -448,6 +446,64 @@ class Checkpoints:
         usable = self._steps - self._damaged | {newest}
         proven = (self._checked | {self._resumed_from}) & usable
         return {max(step for step in proven if step is not None)} if proven else set()
+
+
+# Reading without a run ----------------------------------------------------------------------------
+
+
+def make_reader() -> ocp.Checkpointer:
+    """Return a reader of checkpoints."""
+    # Every host reads independently, so that a failure leaves no other host at a barrier.
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(), active_processes={jax.process_index()}
+    )
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(), multiprocessing_options=options)
+
+
+def read_params(path: epath.Path, like: Any) -> Any:
+    """Return the verified parameters of a checkpoint, as `load_params` does.
+
+    Raises UserError if they do not fit `like`, and other errors if they cannot be read.
+    """
+    reader = make_reader()
+    metadata = reader.metadata(path).item_metadata
+    if metadata is None:
+        raise ValueError("its metadata cannot be read")
+    shapes = {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        for name, leaf in metadata.tree.items()
+        if name == PARAMS or name.startswith(f"{PARAMS}.")
+    }
+    if like is not None:
+        named = _named_leaves({PARAMS: like})
+        _check_fits(shapes, named)
+        shapes = named
+    arguments = {
+        name: ocp.checkpoint_utils.construct_restore_args(leaf)
+        if getattr(leaf, "sharding", None) is not None
+        else ocp.RestoreArgs(restore_type=np.ndarray)
+        for name, leaf in [*shapes.items(), (DIGEST, None)]
+    }
+    request = ocp.args.PyTreeRestore(shapes | {DIGEST: 0}, arguments, partial_restore=True)
+    with _ignore_unraisable_errors():
+        tree = reader.restore(path, args=request)
+    expected = {tuple(row) for row in np.asarray(tree[DIGEST]).tolist()}
+    for name in shapes:
+        sharding = getattr(tree[name], "sharding", None)
+        output = replicated(sharding.mesh) if isinstance(sharding, NamedSharding) else None
+        sums = jax.jit(digest, out_shardings=output)([tree[name]]).addressable_data(0)
+        if tuple(np.asarray(sums)[0].tolist()) not in expected:
+            raise ValueError(f"the bits of {name} are not those that were saved")
+    if like is not None:
+        return jax.tree.unflatten(jax.tree.structure(like), [tree[name] for name in shapes])
+    params: dict[str, Any] = {}
+    for name in shapes:
+        *parents, last = name.split(".")
+        branch = params
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[last] = tree[name]
+    return params[PARAMS]
 
 
 # Names and shapes ---------------------------------------------------------------------------------
@@ -559,7 +615,7 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
     return not (message.startswith("Task exception was never retrieved") and "orbax" in message)
 
 
-def _root_message(error: BaseException) -> str:
+def root_message(error: BaseException) -> str:
     """Return the first line of the root cause, up to 160 characters."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -68,6 +68,7 @@ def provenance(recipe: Recipe, mesh: Mesh, state: State, loss: ClosedJaxpr) -> d
         "hosts": jax.process_count(),
         "steps": recipe.steps,
         "nan": recipe.settings.nan,
+        "compiler options": dict(recipe.compiler_options),
         "seed": recipe.settings.seed,
         "data": {
             "records": len(data.records),
@@ -153,8 +154,9 @@ def find_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[
     changes += [*devices, *versions]
     changes += [
         Change(f"{name} {saved[name]} → {current[name]}", breaking=False)
-        for name in ("steps", "nan")
-        if saved[name] != current[name]
+        for name in ("steps", "nan", "compiler options")
+        # Checkpoints of earlier versions do not record the compiler options.
+        if saved.get(name, {}) != current[name]
     ]
     return tuple(sorted(changes, key=lambda change: not change.breaking))
 

@@ -4,22 +4,41 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 from etils import epath  # type: ignore[import-untyped]
 
 from drumline.errors import UserError
-from drumline.train.checkpoints.checkpoint import Checkpoints, Saved, steps_to_keep
+from drumline.train.checkpoints.checkpoint import (
+    Checkpoints,
+    Saved,
+    read_params,
+    root_message,
+    steps_to_keep,
+)
 from drumline.train.checkpoints.claim import claim_records
 from drumline.train.checkpoints.fence import Fence, newest
-from drumline.train.checkpoints.files import COMMITTED, disable_listing_cache, list_folder
+from drumline.train.checkpoints.files import (
+    COMMITTED,
+    absolute_folder,
+    disable_listing_cache,
+    list_folder,
+    raise_user_errors,
+)
 from drumline.train.checkpoints.marks import Marks
 from drumline.train.checkpoints.provenance import compare_provenance, provenance
 from drumline.train.goodput import Goodput, write_history
 from drumline.train.multihost import failed_hosts
 from drumline.train.plan import Plan
-from drumline.train.state import State, initial_state, shardings, step_number
+from drumline.train.state import (
+    State,
+    initial_state,
+    pretrained_params,
+    shardings,
+    step_number,
+)
 
 
 @dataclass(frozen=True)
@@ -59,13 +78,55 @@ def _compare_with_holder(folder: str, current: Mapping[str, Any]) -> tuple[str, 
     holder = newest(claim_records(folder))
     if holder is None or holder.released:
         return "", 0
-    path, marks = epath.Path(folder), Marks(folder)
-    names = marks.names().intersection(child.name for child in list_folder(path))
-    complete = [name for name in names if (path / name / COMMITTED).exists()]
-    name = max(complete, key=float, default="")
-    saved = marks.read(name) if name else None
+    name = max(_complete_names(folder), key=float, default="")
+    saved = Marks(folder).read(name) if name else None
     comparison = compare_provenance(saved, current, allow_changes=False) if saved else None
     return comparison.breaking if comparison else "", int(name.partition(".")[0] or 0)
+
+
+def _complete_names(folder: str) -> list[str]:
+    """Return the names of the complete checkpoints that Drumline wrote."""
+    path = epath.Path(folder)
+    names = Marks(folder).names().intersection(child.name for child in list_folder(path))
+    return [name for name in names if (path / name / COMMITTED).exists()]
+
+
+def load_params(folder: str | Path, *, step: int | None = None, like: Any = None) -> Any:
+    """Return the parameters of a checkpoint, for inference. Neither recipe nor mesh is needed.
+
+    Only the parameters are read, on this host, and compared with their checksums. They are NumPy
+    arrays in nested dicts.
+
+    Args:
+        folder: a folder of checkpoints, on a disk or `gs://…`. A run may be writing to it.
+        step: the step of the checkpoint; None is the newest.
+        like: a tree of shapes with the structure of the result, such as
+            `jax.eval_shape(model.init, jax.random.key(0))`, for parameters that are not nested
+            dicts. Shapes with a sharding become JAX arrays with this sharding.
+
+    Raises:
+        UserError: there is no such checkpoint, it is damaged, or it does not fit `like`.
+    """
+    folder = absolute_folder(folder)
+    disable_listing_cache(folder)
+    with raise_user_errors(folder):
+        holder = newest(claim_records(folder))
+        unusable = Marks(folder).names_with("suspect").union(holder.abandoned if holder else ())
+        names = sorted({*_complete_names(folder)} - unusable, key=float)
+    by_step = {int(name.partition(".")[0]): name for name in names}
+    if not by_step:
+        raise UserError(f"checkpoint: there is no complete checkpoint in {folder}")
+    step = max(by_step) if step is None else step
+    if step not in by_step:
+        steps = ", ".join(map(str, by_step))
+        raise UserError(f"checkpoint: there is none of step {step} in {folder}; there are {steps}")
+    try:
+        return read_params(epath.Path(folder) / by_step[step], like)
+    except UserError as error:
+        reason = f"does not fit: {error}"
+    except Exception as error:
+        reason = f"is damaged ({root_message(error)})"
+    raise UserError(f"checkpoint: step {step} in {folder} {reason}")
 
 
 def _other_recipe(folder: str, step: int, changes: str) -> UserError:
@@ -186,8 +247,9 @@ class RunCheckpoints:
                 self._folder.checkpoints.wait()
 
     def _initial(self) -> Saved:
+        plan = self._plan
+        params = pretrained_params(plan.recipe, plan.mesh, plan.abstract_state.params)
         create = jax.jit(
-            partial(initial_state, self._plan.recipe),
-            out_shardings=shardings(self._plan.abstract_state),
+            partial(initial_state, plan.recipe), out_shardings=shardings(plan.abstract_state)
         )
-        return Saved(create(), 0)
+        return Saved(create(params), 0)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from drumline.errors import UserError
 from drumline.train.batches import BatchLoader, iterate_once
-from drumline.train.recipe import Batch, Model, Params, Recipe
+from drumline.train.recipe import Batch, Evaluation, Model, Params
 from drumline.train.state import replicated
 from drumline.train.steps.step import TracedLoss, loss_with_metrics
 
@@ -31,25 +31,25 @@ EvaluationFunction = Callable[[Params, Batch], Mapping[str, Any]]
 
 
 class Evaluator:
-    """Evaluates parameters on the recipe's evaluation data."""
+    """Evaluates parameters on the data of an evaluation."""
 
     def __init__(
         self,
-        recipe: Recipe,
+        evaluation: Evaluation,
+        model: Model,
         mesh: Mesh,
         params: Params,
         loss: TracedLoss,
         log: Callable[[str], Any],
+        name: str = "",
     ) -> None:
-        """Trace the evaluation function. `params` are shapes."""
-        evaluation = recipe.evaluation
-        assert evaluation is not None
-        self._loader = BatchLoader(evaluation.data, mesh, recipe.model.batch_spec())
-        self._log = log
+        """Trace the evaluation function. `params` are shapes, `name` is that of the evaluation."""
+        self._loader = BatchLoader(evaluation.data, mesh, model.batch_spec())
+        self._log, self._prefix = log, f"eval_{name}_" if name else "eval_"
         self._checked = False
         size = evaluation.data.batch
         shapes = self._loader.shapes()
-        function = evaluation.function or _default_function(recipe.model, loss, params, shapes)
+        function = evaluation.function or _default_function(model, loss, params, shapes)
 
         is_mean: dict[str, bool] = {}
 
@@ -67,7 +67,7 @@ class Evaluator:
         self._evaluate = jax.jit(evaluate, out_shardings=replicated(mesh))
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """Return the metrics, each with `eval_` before its name."""
+        """Return the metrics, each with `eval_` and the evaluation's name before its name."""
         if not self._checked:
             self._checked = True
             for name in self._find_nonmeans(params):
@@ -84,7 +84,8 @@ class Evaluator:
         totals += sum(self._weight(*item) for item in pending)
         with np.errstate(invalid="ignore", divide="ignore"):
             means = totals[:, 0] / totals[:, 1]
-        return {f"eval_{name}": float(mean) for name, mean in zip(self._names, means, strict=True)}
+        names = (self._prefix + name for name in self._names)
+        return {name: float(mean) for name, mean in zip(names, means, strict=True)}
 
     def _weight(self, values: jax.Array, rows: int) -> np.ndarray:
         weight = rows / self._loader.data.batch

@@ -8,6 +8,7 @@ compiler makes every chip repeat its work and compare. Such a step takes about t
 does not detect a chip that makes the same error both times; comparing replicas does (hardware.py).
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from drumline.chips.catalogue import TPUS
+from drumline.errors import UserError
 from drumline.health.emulated import inject_compute_fault
 from drumline.health.fault_report import HardwareFault
 from drumline.train.batches import Prefetcher
@@ -62,10 +64,13 @@ class Pipeline:
         self._halts = True
         self._dispatched: deque[DispatchedStep] = deque()
         self._has_run = False
+        self._input_waits: list[float] = []
+        self._mean_input_seconds = 0.0
         self._mode = self._mode_array(HALT)
         self._no_limits = self._limits = replicate(plan.mesh, NO_LIMITS)
         self._limit_values = (np.inf, np.inf)
-        self._step_function = make_step(plan.recipe, plan.mesh, plan.abstract_state)
+        options = plan.compiler_options
+        self._step_function = make_step(plan.recipe, plan.mesh, plan.abstract_state, options)
         self._checker = CompilerChecker(plan)
         # Compile before the barrier, so that in the first step no host waits for a compiler.
         inputs = (
@@ -75,7 +80,8 @@ class Pipeline:
             self._stop_flag.array,
             self._limits,
         )
-        self._step_function.lower(*inputs).compile()
+        with _user_errors():
+            self._step_function.lower(*inputs).compile()
         self._checker.compile(*inputs)
         barrier()
 
@@ -88,6 +94,16 @@ class Pipeline:
     def warning(self) -> str | None:
         """A message if a setting of the recipe has no effect on these devices."""
         return self._checker.warning
+
+    def mean_input_seconds(self) -> float:
+        """Return the seconds per step that this host waited for data since the last call.
+
+        If no step was dispatched since, return the last value.
+        """
+        if self._input_waits:
+            self._mean_input_seconds = sum(self._input_waits) / len(self._input_waits)
+            self._input_waits.clear()
+        return self._mean_input_seconds
 
     def restart(self, saved: Saved) -> None:
         """Continue from a saved state. Discard the dispatched steps."""
@@ -111,7 +127,9 @@ class Pipeline:
         is_first, self._has_run = not self._has_run, True
         if retry is None:
             load = self._plan.loader.load_training if is_first else self._prefetcher.next_batch
+            began_at = time.monotonic()
             batch, limits = load(self.position), self._limits
+            self._input_waits.append(time.monotonic() - began_at)
         else:
             batch, limits = retry.batch, self._no_limits
         self.state, self._mode, scalars = self._run(
@@ -211,6 +229,19 @@ class Pipeline:
         return replicate(self._plan.mesh, np.asarray(mode, np.int32))
 
 
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """Turn the compiler's errors about its options into UserError."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        message = str(error).strip().partition("\n")[0]
+        if "No such compile option" in message or "While setting option" in message:
+            message = message.removeprefix("INVALID_ARGUMENT: ")
+            raise UserError(f"compiler_options: {message}") from None
+        raise
+
+
 @jax.jit
 def _copy(state: State) -> State:
     """Copy a state to other memory of the same devices."""
@@ -270,7 +301,8 @@ class CompilerChecker:
         """The step function, as `make_step` returns it."""
         plan = self._plan
         generation, _ = TPUS.get(plan.mesh.devices.flat[0].device_kind, ("", 1))
-        return make_step(plan.recipe, plan.mesh, plan.abstract_state, checker_options(generation))
+        options = {**plan.compiler_options, **checker_options(generation)}
+        return make_step(plan.recipe, plan.mesh, plan.abstract_state, options)
 
     def compile(self, *inputs: Any) -> None:
         """Compile the step if it is used. An error of the compiler is not a hardware fault."""

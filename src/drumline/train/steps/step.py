@@ -29,8 +29,6 @@ from drumline.train.state import State, path_name, replicated, shardings
 
 Loss = Callable[[Params, Batch, jax.Array | None], tuple[jax.Array, Metrics]]
 
-_CALLBACKS = ("pure_callback", "io_callback")
-
 
 @dataclass(frozen=True)
 class TracedLoss:
@@ -86,12 +84,14 @@ def trace_loss(model: Model, params: Params, batch: Batch) -> TracedLoss:
     return TracedLoss(jaxpr, tuple(sorted(metrics)), uses_key)
 
 
-def has_callbacks(jaxpr: Jaxpr) -> bool:
-    """Return True if the program calls back to Python, so that a replay may give other values."""
+def has_primitive(jaxpr: Jaxpr, *names: str) -> bool:
+    """Return True if the program, or a program within it, has one of these primitives."""
     return any(
-        equation.primitive.name in _CALLBACKS
+        equation.primitive.name in names
         or any(
-            has_callbacks(inner) for value in equation.params.values() for inner in _inner(value)
+            has_primitive(inner, *names)
+            for value in equation.params.values()
+            for inner in _inner(value)
         )
         for equation in jaxpr.eqns
     )
@@ -136,12 +136,25 @@ def _group_name(path: tuple[Any, ...]) -> str:
     return path_name(path[:1]) or "params"
 
 
+def _norm(tree: Any) -> jax.Array:
+    return jnp.sqrt(sum(squared_norms(tree).values()))
+
+
+def learning_rates(opt_state: Any) -> dict[str, jax.Array]:
+    """Return the learning rate in an optimizer's state, if `optax.inject_hyperparams` keeps it."""
+    found = optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")
+    # A schedule has a state of this name, too.
+    rates = [rate for _, rate in found if getattr(rate, "shape", None) == ()]
+    return {"learning_rate": rates[0]} if rates else {}
+
+
 # The scalars of a step ----------------------------------------------------------------------------
 
 STOP, FINITE, IN_LIMITS, LOSS = 0, 1, 2, 3
 """Indices into the scalars of a step: the stop flag, whether loss and gradients are finite, whether
-they are within the limits, and the loss. The gradient norm, the model's metrics and a finite flag
-for each parameter group follow. From `LOSS` on they depend only on state, batch and key."""
+they are within the limits, and the loss. The norms of gradient, parameters and update follow, the
+learning rate, the model's metrics and a finite flag for each parameter group. From `LOSS` on they
+depend only on state, batch and key."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +182,7 @@ class StepOutcome:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The loss, the gradient norm and the model's metrics."""
+        """The loss, the norms, the learning rate and the model's metrics."""
         values = self.scalars[LOSS : LOSS + len(self.metric_names)]
         return dict(zip(self.metric_names, values.tolist(), strict=True))
 
@@ -192,9 +205,6 @@ NO_LIMITS = np.full(2, np.inf, np.float32)
 
 Options = Mapping[str, bool | str | float]
 """Compiler options by name."""
-_PLATFORM_OPTIONS: dict[str, Options] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
-"""With cuBLAS only, a 1.3B decoder trains 5 % faster on an H200 than with the matmuls that XLA's
-autotuning picks, and compiles in half the time (benchmarks/train_h200.py)."""
 NO_OPTIONS: Options = MappingProxyType({})
 
 
@@ -209,8 +219,8 @@ def make_step(
     A step with a non-finite loss or gradient leaves the parameters and the optimizer's state
     unchanged. The mode (`HALT` or `SKIP`) is an input, so that the same program serves both with
     the same bits. So are the limits of loss and gradient norm: they only choose between the old and
-    the new state. With an `AbstractMesh` the step can be compiled but not run. `options` are
-    compiler options in addition to those of the platform.
+    the new state. With an `AbstractMesh` the step can be compiled but not run. `options` are the
+    compiler options.
     """
     loss_function, optimizer = loss_with_metrics(recipe.model), recipe.optimizer
 
@@ -242,6 +252,9 @@ def make_step(
             in_limits,
             loss,
             norm,
+            _norm(state.params),
+            _norm(updates),
+            *learning_rates(opt_state).values(),
             *(metrics[name] for name in sorted(metrics)),
             *jnp.isfinite(group_norms),
         ]
@@ -253,15 +266,21 @@ def make_step(
         step,
         donate_argnums=(0, 1),
         out_shardings=(shardings(state_shapes), everywhere, everywhere),
-        compiler_options={**compiler_options(mesh), **options} or None,
+        compiler_options=dict(options) or None,
     )
 
 
-def compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, Any]:
-    """Return the compiler options for the platform of a mesh. An abstract mesh has none."""
-    if not isinstance(mesh, Mesh):
-        return {}
+def compiler_options(
+    recipe: Recipe, mesh: Mesh, loss: TracedLoss | None = None
+) -> dict[str, bool | str | float]:
+    """Return the compiler options of a step: the defaults, changed by those of the recipe.
+
+    The models of `drumline.models` have defaults for GPUs. On TPUs, a loss with permutes, as those
+    of rings, has options that overlap them.
+    """
     platform = mesh.devices.flat[0].platform
-    if platform == "tpu":
-        return dict(overlap_options(mesh))
-    return dict(_PLATFORM_OPTIONS.get(platform, NO_OPTIONS))
+    options: dict[str, Any] = dict(getattr(recipe.model, "compiler_options", {}).get(platform, {}))
+    if loss is not None and has_primitive(loss.jaxpr.jaxpr, "ppermute"):
+        options |= overlap_options(mesh)
+    options |= recipe.compiler_options
+    return {name: value for name, value in options.items() if value is not None}
