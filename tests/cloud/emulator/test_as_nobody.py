@@ -115,7 +115,7 @@ def our_pids(home: Path) -> list[int]:
     assert emulator is not None
     pids = {emulator.pid, *processes.find_by_environment(f"DRUMLINE_HOST_TAG={home}")}
     pids.update(processes.find_by_environment(f"DRUMLINE_HOME={home}\0"))
-    for pid in list(pids):
+    for pid in pids:
         pids.update(processes.descendants(pid))
     return sorted(pids - {os.getpid()})
 
