@@ -34,7 +34,7 @@ LOOP_OVERHEAD = 0.1
 """The relative overhead of a matmul in a loop, which copies its carry."""
 UNOVERLAPPED = 0.25
 """The part of computing or loading, the shorter of the two, that does not overlap."""
-MARGIN = 0.85
+MARGIN = 0.9
 """The largest ratio of a ring's time to that of blocking collectives for which a model uses the
 ring. A program with rings takes longer to compile."""
 MAX_BFLOAT16_DEVICES = 16
