@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +96,20 @@ def test_rings_send_sums_in_the_wire_dtype(name: str) -> None:
     assert permuted_types("bfloat16") == {"bf16"}
 
 
+@pytest.mark.parametrize("name", ["LM", "ViT"])
+def test_blocking_collectives_have_the_losses_and_gradients_of_one_device(name: str) -> None:
+    model = replace(MODELS[name], layout="tensor", implementation="xla")
+    program, shardings, batch = compiled(model, mesh_of(2, 4), name)
+    loss, gradients = program(jax.device_put(weights_of(name), shardings), batch)
+    expected_run = trained(name, "data", 1)
+    assert float(loss) == pytest.approx(expected_run.losses[0], rel=1e-6)
+    for actual, expected in zip(
+        jax.tree.leaves(gradients), jax.tree.leaves(expected_run.gradients), strict=True
+    ):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-6)
+    assert "collective-permute" not in program.as_text()
+
+
 def test_fsdp_never_holds_all_the_weights_of_all_layers() -> None:
     deep = replace(LITTLE_LM, width=64, depth=32, hidden=256, layout="fsdp")
     with jax.set_mesh(mesh_of(8)):
@@ -131,6 +146,24 @@ def test_remat_policies_differ_in_saved_bytes() -> None:
         saved_bytes("full") < saved_bytes("projections") < saved_bytes("dots") < saved_bytes("none")
     )
     assert (saved_bytes(True), saved_bytes(False)) == (saved_bytes("full"), saved_bytes("none"))
+
+
+@pytest.mark.parametrize("implementation", ["ring", "xla"])
+def test_remat_policies_save_the_projections_of_sharded_weights(implementation: str) -> None:
+    """A policy does not see the matmuls inside of functions with their own gradient."""
+
+    def saved_shapes(remat: Remat) -> Counter[tuple[int, ...]]:
+        options: Any = {"layout": "tensor", "scan_layers": False, "implementation": implementation}
+        model = replace(LITTLE_LM, remat=remat, **options)
+        with jax.set_mesh(mesh_of(2, 4)):
+            return Counter(leaf.shape for leaf in saved_arrays(model))
+
+    full = saved_shapes("full")
+    for policy in ("projections", "dots"):
+        saved = saved_shapes(policy) - full
+        # Queries, keys, values and the output; the gate and the input. No gradient needs the last.
+        assert saved.total() >= 6 * LITTLE_LM.depth
+    assert not full - saved_shapes("projections")
 
 
 def test_logits_are_saved_in_the_compute_dtype() -> None:

@@ -70,9 +70,10 @@ from drumline.parallel.block.weights import (
     logical_axes,
     stack_layers,
 )
+from drumline.parallel.einsum.costs import Implementation
 from drumline.parallel.experts.layer import moe_feedforward
 from drumline.parallel.experts.routing import Routing, router_logits
-from drumline.parallel.rings.ring import check_wire_dtype
+from drumline.parallel.rings.ring import check_choice, check_wire_dtype
 from drumline.parallel.taps import scope, tap
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden", "vocab", "experts")
@@ -121,8 +122,10 @@ class LM(ShardedModel):
         z_weight: the weight of the z-loss, the mean square of the router's log-sum-exp.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
         compute_dtype: the type of the matmuls; the weights are stored in float32.
-        wire_dtype: the type in which rings send sums. None is float32; `"bfloat16"` halves the
-            bytes and rounds at every permute.
+        wire_dtype: the type in which the sums of sharded matmuls are sent. None is float32; on a
+            TPU it is `compute_dtype`, which halves the bytes and rounds at every permute.
+        implementation: `"ring"` to overlap the communication of sharded matmuls, `"xla"` for
+            blocking collectives, `"auto"` for the faster of the two on this TPU.
         attention: `"auto"` for the best kernel of the platform, or the name of a kernel
             (`drumline.parallel.block.attention`).
         scan_layers: True to compile one block and run all layers in a loop.
@@ -149,6 +152,7 @@ class LM(ShardedModel):
     layout: str | Layout = field(default="data", hash=False)
     compute_dtype: str = "bfloat16"
     wire_dtype: str | None = None
+    implementation: Implementation = "auto"
     attention: Kernel = "auto"
     scan_layers: bool = False
     remat: Remat = False
@@ -182,6 +186,7 @@ class LM(ShardedModel):
                 )
         check_remat("LM", self.remat)
         check_wire_dtype("LM", self.wire_dtype)
+        check_choice("LM", "implementation", self.implementation, get_args(Implementation))
         if self.attention not in get_args(Kernel):
             kernels = ", ".join(get_args(Kernel))
             raise ValueError(f"LM: attention is {self.attention!r}; it can be {kernels}")
@@ -363,7 +368,7 @@ class LM(ShardedModel):
             sharding.gathered(params[name], OUTER_AXES[name], dtype) for name in ("norm", "head")
         )
         normed = tap("norm", rms_norm(x, norm, epsilon=self.epsilon))
-        project = sharding.projections("vocab", self.wire_dtype)
+        project = sharding.projections("vocab", self.wire_dtype, self.implementation)
         (logits,) = project.column_parallel(normed, [head])
         return tap("head", logits), metrics
 
@@ -397,11 +402,11 @@ class LM(ShardedModel):
             rotary_base=self.rotary_base,
             rotary_scaling=self.rotary_scaling,
         )
-        project = sharding.projections("heads", self.wire_dtype)
+        project = sharding.projections("heads", self.wire_dtype, self.implementation)
         x = attention_layer(x, w, project, norm=norm, attend=attention)
         if self.experts:
             return expert_layer(x, w, partial(self._run_experts, sharding, w), norm=norm)
-        project = sharding.projections("hidden", self.wire_dtype)
+        project = sharding.projections("hidden", self.wire_dtype, self.implementation)
         return feedforward_layer(x, w, project, norm=norm, activation=jax.nn.silu), {}
 
     def _run_experts(

@@ -19,6 +19,8 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from drumline.parallel.block.layers import PROJECTION
+
 RematName = Literal["none", "dots", "projections", "full"]
 Remat = bool | RematName
 """A policy; True is "full" and False is "none"."""
@@ -48,14 +50,17 @@ def rematerialize(
             so that the gathered weights of all layers are never in memory together.
     """
     policies = jax.checkpoint_policies
+    sharded = policies.save_only_these_names(PROJECTION)
     policy: Callable[..., Any] | None
     match remat:
         case True | "full":
             policy = None
         case "dots":
-            policy = policies.dots_saveable
+            policy = policies.save_from_both_policies(policies.dots_saveable, sharded)
         case "projections":
-            policy = policies.dots_with_no_batch_dims_saveable
+            policy = policies.save_from_both_policies(
+                policies.dots_with_no_batch_dims_saveable, sharded
+            )
         case _:
             if not gathers:
                 return block

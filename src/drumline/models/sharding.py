@@ -35,7 +35,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from drumline.models.remat import Remat, rematerialize
 from drumline.parallel.axes import varying_axes
-from drumline.parallel.block.layers import LocalProjections, Projections, RingProjections
+from drumline.parallel.block.layers import LocalProjections, Projections, ShardedProjections
+from drumline.parallel.einsum.costs import Implementation
 
 MeshAxes = str | tuple[str, ...] | None
 """The mesh axes that shard a dimension, major to minor; None for an unsharded dimension."""
@@ -309,14 +310,19 @@ class ModelSharding:
         """Apply a rematerialization policy to a layer, which also gathers its weights again."""
         return rematerialize(block, remat, scanned=scanned, gathers=bool(self.axes("embed")))
 
-    def projections(self, name: str, wire_dtype: str | None = None) -> Projections:
+    def projections(
+        self, name: str, wire_dtype: str | None = None, implementation: Implementation = "auto"
+    ) -> Projections:
         """Return the matmuls for weights that are sharded by a logical axis.
 
-        `wire_dtype` is the type in which rings send sums; None is float32.
+        `wire_dtype` is the type in which sums are sent, and `implementation` that of the matmuls
+        (`ShardedProjections`).
         """
         mesh_axes = self.axes(name)
         return (
-            RingProjections(mesh_axes, wire_dtype=wire_dtype) if mesh_axes else LocalProjections()
+            ShardedProjections(mesh_axes, implementation, wire_dtype=wire_dtype)
+            if mesh_axes
+            else LocalProjections()
         )
 
     def local_rows(self, x: Float[Array, "S ..."], name: str, *, axis: int = 0) -> Array:

@@ -62,7 +62,8 @@ from drumline.parallel.block.weights import (
     logical_axes,
     stack_layers,
 )
-from drumline.parallel.rings.ring import check_wire_dtype
+from drumline.parallel.einsum.costs import Implementation
+from drumline.parallel.rings.ring import check_choice, check_wire_dtype
 from drumline.parallel.taps import scope, tap, tap_lazy
 
 AXES = ("batch", "sequence", "embed", "heads", "hidden")
@@ -109,8 +110,8 @@ class ViT(ShardedModel):
         hidden: F, the hidden dimension of the feed-forward layer; None is 4·D.
         layout: a name from `LAYOUTS`, or a mapping from logical to mesh axes.
         compute_dtype: the type of the matmuls; the weights are stored in float32.
-        wire_dtype: the type in which rings send sums. None is float32; `"bfloat16"` halves the
-            bytes and rounds at every permute.
+        wire_dtype: the type in which the sums of sharded matmuls are sent, as in `LM`.
+        implementation: that of sharded matmuls, as in `LM`.
         attention: `"auto"` for the best kernel of the platform, or the name of a kernel
             (`drumline.parallel.block.attention`).
         scan_layers: True to compile one block and run all layers in a loop.
@@ -130,6 +131,7 @@ class ViT(ShardedModel):
     layout: str | Layout = field(default="data", hash=False)
     compute_dtype: str = "bfloat16"
     wire_dtype: str | None = None
+    implementation: Implementation = "auto"
     attention: Kernel = "auto"
     scan_layers: bool = False
     remat: Remat = False
@@ -147,6 +149,7 @@ class ViT(ShardedModel):
             )
         check_remat("ViT", self.remat)
         check_wire_dtype("ViT", self.wire_dtype)
+        check_choice("ViT", "implementation", self.implementation, get_args(Implementation))
         if self.attention not in get_args(Kernel):
             kernels = ", ".join(get_args(Kernel))
             raise ValueError(f"ViT: attention is {self.attention!r}; it can be {kernels}")
@@ -340,7 +343,8 @@ class ViT(ShardedModel):
         attention = partial(attend, causal=False, kernel=self.attention, length=self.tokens)
         shared: Any = {"norm": layer_norm, "sequences": sequences}
         project_heads, project_hidden = (
-            sharding.projections(name, self.wire_dtype) for name in ("heads", "hidden")
+            sharding.projections(name, self.wire_dtype, self.implementation)
+            for name in ("heads", "hidden")
         )
         x = attention_layer(x, w, project_heads, attend=attention, **shared)
         return feedforward_layer(x, w, project_hidden, activation=gelu, **shared)

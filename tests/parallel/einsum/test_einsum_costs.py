@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import pytest
 
 from drumline.chips import chip
 from drumline.chips.catalogue import TPUS
-from drumline.parallel.einsum.costs import CostMovement, RingCost, ring_seconds, xla_seconds
+from drumline.parallel.einsum.costs import (
+    CostMovement,
+    Plan,
+    RingCost,
+    plan,
+    ring_seconds,
+    xla_seconds,
+)
 from drumline.parallel.target import tpu_of
 
 RING = 4
@@ -93,3 +102,29 @@ def test_the_tpus_match_the_catalogue() -> None:
             catalogue_chip.hbm_bandwidth / devices,
         ), kind
         assert tpu.link_bandwidth == catalogue_chip.link_bandwidth, kind
+
+
+def _gather_rows(rows: int, inner: int, columns: int) -> RingCost:
+    flops = 2.0 * rows * inner * columns / RING
+    return RingCost("gather rows", RING, flops, rows * inner / RING, inner * columns / RING, 2)
+
+
+BLOCK, SMALL = _gather_rows(8192, 4096, 14336), _gather_rows(512, 2048, 8192)
+
+
+def test_a_model_uses_rings_only_where_they_clearly_pay() -> None:
+    v5p = tpu_of("TPU v5p")
+    bfloat16 = jnp.dtype(jnp.bfloat16)
+    assert plan(BLOCK, "auto", None, bfloat16, v5p) == Plan("ring", bfloat16)
+    assert plan(SMALL, "auto", None, bfloat16, v5p) == Plan("xla", bfloat16)
+    assert plan(SMALL, "ring", None, bfloat16, v5p).implementation == "ring"
+    assert plan(BLOCK, "xla", None, bfloat16, v5p).implementation == "xla"
+
+
+def test_sums_are_sent_in_the_type_of_the_result_on_a_tpu_unless_another_is_requested() -> None:
+    bfloat16, v5e = jnp.dtype(jnp.bfloat16), tpu_of("TPU v5e")
+    assert plan(BLOCK, "ring", None, bfloat16, v5e).comm_dtype == bfloat16
+    assert plan(BLOCK, "ring", "float32", bfloat16, v5e).comm_dtype == jnp.float32
+    many = replace(BLOCK, devices=64)
+    assert plan(many, "ring", None, bfloat16, v5e).comm_dtype is None, "too many roundings"
+    assert plan(BLOCK, "ring", None, bfloat16, None).comm_dtype is None, "not a TPU"

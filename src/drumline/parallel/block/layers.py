@@ -16,6 +16,8 @@ attention), `activation`, `attention` and `feedforward` (the residual sums).
 # Shapes in the types are not Python expressions.
 # ruff: noqa: F722
 
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +27,23 @@ from typing import Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from drumline.parallel.axes import AxisName
+from drumline.parallel.axes import AxisName, devices_along
+from drumline.parallel.einsum.costs import CostMovement, Implementation, Plan, RingCost, plan
 from drumline.parallel.grouped.blocks import accumulator
+from drumline.parallel.rings.blocking import (
+    Collective,
+    gather_then_multiply,
+    multiply_then_scatter,
+)
 from drumline.parallel.rings.gather import allgather_matmul
 from drumline.parallel.rings.ring import Direction, Loop
 from drumline.parallel.rings.scatter import matmul_reducescatter
 from drumline.parallel.taps import tap
+from drumline.parallel.target import current_tpu
 from drumline.parallel.typed import pmean
 
 BlockWeights = Mapping[str, jax.Array]
@@ -42,6 +52,9 @@ Norm = Callable[..., jax.Array]
 """A function of rows, a scale, and a shift if the block has one."""
 Extra = TypeVar("Extra")
 
+PROJECTION = "projection"
+"""The name (`checkpoint_name`) of the results of sharded projections, which remat policies save.
+Policies do not see the matmuls inside of functions with their own gradient."""
 EPSILON = 1e-6
 """The default added to the mean square or the variance in the norms."""
 
@@ -199,21 +212,26 @@ class LocalProjections:
 
 
 @dataclass(frozen=True)
-class RingProjections:
-    """Collective matmuls inside `jax.shard_map` that overlap communication and computation.
+class ShardedProjections:
+    """Matmuls with sharded weights inside `jax.shard_map`: on rings, or after blocking collectives.
 
-    The sequence is sharded over the ring's axis before and after. A column-parallel matmul gathers
-    the sequence while it multiplies, and a row-parallel matmul scatters its sums.
+    The sequence is sharded over the axis before and after. A column-parallel matmul gathers the
+    sequence, and a row-parallel matmul scatters its sums.
 
     Attributes:
-        axis_name: the mesh axis (or axes) of the ring.
+        axis_name: the mesh axis (or axes) that shards the weights and the sequence.
+        implementation: `"ring"`, `"xla"` (blocking collectives), or `"auto"`. On a TPU, `"auto"`
+            chooses per matmul by the cost model (`drumline.parallel.einsum.costs`). Elsewhere it
+            is a ring.
         direction: the directions of the permutes, `"both"` or `"one"`.
         loop: `"rolled"`, `"unrolled"` or `"auto"`.
         precision: the precision of the matmuls, as for `jnp.matmul`.
-        wire_dtype: the type in which sums are sent; None is the type of the sums, float32.
+        wire_dtype: the type in which sums are sent. None is the type of the sums, float32; on a
+            TPU, the type of the result if that is faster.
     """
 
     axis_name: AxisName
+    implementation: Implementation = "auto"
     direction: Direction = "both"
     loop: Loop = "auto"
     precision: lax.PrecisionLike = None
@@ -222,35 +240,71 @@ class RingProjections:
     def column_parallel(
         self, x: Float[Array, "*B S D"], weights: Sequence[Float[Array, "D ..."]]
     ) -> list[Float[Array, "*B S ..."]]:
-        """Gather x around the ring once and multiply it by the weights."""
-        outs = allgather_matmul(
-            x,
-            [w.reshape(w.shape[0], -1) for w in weights],
-            axis_name=self.axis_name,
-            gathered="rows",
-            direction=self.direction,
-            loop=self.loop,
-            precision=self.precision,
-            wire_dtype=self.wire_dtype,
-        )
+        """Gather x once and multiply it by the weights."""
+        matrices = tuple(w.reshape(w.shape[0], -1) for w in weights)
+        columns = sum(w.shape[1] for w in matrices)
+        plan = self._plan("gather rows", x, columns, x.size)
+        outs: Sequence[jax.Array]
+        if plan.implementation == "xla":
+            outs = gather_then_multiply(self._collective(plan), x, matrices)
+        else:
+            outs = allgather_matmul(
+                x,
+                matrices,
+                axis_name=self.axis_name,
+                gathered="rows",
+                direction=self.direction,
+                loop=self.loop,
+                precision=self.precision,
+                wire_dtype=plan.comm_dtype,
+            )
         return [
-            out.reshape(*out.shape[:-1], *w.shape[1:]) for out, w in zip(outs, weights, strict=True)
+            checkpoint_name(out.reshape(*out.shape[:-1], *w.shape[1:]), PROJECTION)
+            for out, w in zip(outs, weights, strict=True)
         ]
 
     def row_parallel(
         self, x: Float[Array, "*B S ..."], w: Float[Array, "... D"]
     ) -> Float[Array, "*B S D"]:
         """Contract all dimensions of the weight but the last, and scatter the sequence."""
-        return matmul_reducescatter(
-            x.reshape(*x.shape[: x.ndim - w.ndim + 1], -1),
-            w.reshape(-1, w.shape[-1]),
-            axis_name=self.axis_name,
-            scattered="rows",
-            direction=self.direction,
-            loop=self.loop,
-            precision=self.precision,
-            wire_dtype=self.wire_dtype,
+        x, w = x.reshape(*x.shape[: x.ndim - w.ndim + 1], -1), w.reshape(-1, w.shape[-1])
+        devices = devices_along("row_parallel", self.axis_name)
+        rows = x.size // w.shape[0]
+        plan = self._plan("scatter", x, w.shape[1], rows * w.shape[1] // devices)
+        if plan.implementation == "xla":
+            out = multiply_then_scatter(self._collective(plan), x, w)
+        else:
+            out = matmul_reducescatter(
+                x,
+                w,
+                axis_name=self.axis_name,
+                scattered="rows",
+                direction=self.direction,
+                loop=self.loop,
+                precision=self.precision,
+                wire_dtype=plan.comm_dtype,
+            )
+        named: jax.Array = checkpoint_name(out, PROJECTION)
+        return named
+
+    def _plan(self, movement: CostMovement, x: jax.Array, columns: int, shard: int) -> Plan:
+        """Choose the implementation of a matmul of x with weights that have some columns."""
+        devices = devices_along("projections", self.axis_name)
+        depth = x.shape[-1]
+        rows = x.size // depth * (devices if movement == "gather rows" else 1)
+        cost = RingCost(
+            movement,
+            devices,
+            2.0 * rows * depth * columns,
+            shard,
+            depth * columns,
+            x.dtype.itemsize,
+            self.direction == "one",
         )
+        return plan(cost, self.implementation, self.wire_dtype, x.dtype, current_tpu())
+
+    def _collective(self, plan: Plan) -> Collective:
+        return Collective(self.axis_name, plan.comm_dtype, self.precision)
 
 
 # Norms

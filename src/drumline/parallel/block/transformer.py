@@ -35,7 +35,7 @@ from drumline.parallel.block.layers import (
     Activation,
     LocalProjections,
     Projections,
-    RingProjections,
+    ShardedProjections,
     attention_layer,
     feedforward_layer,
     rms_norm,
@@ -245,8 +245,8 @@ class TransformerBlock(eqx.Module):
         return cast(TransformerBlock, jax.device_put(self, shardings))
 
     def _call_on_rings(self, x: jax.Array, mesh: Mesh | AbstractMesh) -> jax.Array:
-        project = RingProjections(
-            self.axes.model, self.direction, self.loop, self.precision, self.wire_dtype
+        project = ShardedProjections(
+            self.axes.model, "ring", self.direction, self.loop, self.precision, self.wire_dtype
         )
         x_spec = _spec(self.axes.batch, self.axes.model)
 

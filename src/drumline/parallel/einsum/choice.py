@@ -34,6 +34,7 @@ from drumline.parallel.einsum.operands import Axes, Contraction, LabelledArray, 
 from drumline.parallel.rings.ring import Direction, Loop, Ring
 from drumline.parallel.target import TPU, Target
 
+Implementation = Literal["auto", "xla", "ring", "pallas"]
 Movement = Literal[
     "gather contraction", "gather rows", "scatter rows", "scatter columns", "allreduce"
 ]
@@ -273,6 +274,7 @@ class RingOptions:
         wire_dtype: the requested type, or None.
         target: the compiler that rings are written for.
         chip: the TPU; None for any other device.
+        implementation: the requested implementation.
         weights: the total size of all weights that share one gather, relative to the first.
     """
 
@@ -282,11 +284,14 @@ class RingOptions:
     target: Target = "other"
     chip: TPU | None = None
     weights: float = 1.0
+    implementation: Implementation = "auto"
 
 
 def explain(contraction: Contraction, types: Types, options: RingOptions) -> Explanation:
     """Return the choice for a contraction whose shardings are known."""
     direction = options.direction
+    if options.implementation == "xla":
+        return fallback("implementation='xla' asks for it", direction)
     for operand in (contraction.x, contraction.w):
         if 0 in operand.lengths:
             # XLA cannot compile all rings of empty blocks.
@@ -300,7 +305,8 @@ def explain(contraction: Contraction, types: Types, options: RingOptions) -> Exp
     if isinstance(route, str):
         return fallback(route, direction)
     wire, reason = options.wire_dtype, describe_route(route)
-    if options.chip is not None and jnp.issubdtype(types.result, jnp.floating):
+    chooses = options.implementation == "auto" and options.chip is not None
+    if chooses and jnp.issubdtype(types.result, jnp.floating):
         wire_choice = _choose_wire_dtype(contraction, route, types, options)
         if wire_choice.wire_dtype is None:
             return fallback(f"{reason}, but {wire_choice.reason}", direction)

@@ -17,9 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
 from drumline.parallel.target import TPU
 
 CostMovement = Literal["gather contraction", "gather rows", "scatter", "allreduce"]
+
+Implementation = Literal["auto", "xla", "ring"]
 
 STEP_SECONDS = 2.2e-6
 """The constant cost of a matmul in seconds."""
@@ -29,6 +34,12 @@ LOOP_OVERHEAD = 0.1
 """The relative overhead of a matmul in a loop, which copies its carry."""
 UNOVERLAPPED = 0.25
 """The part of computing or loading, the shorter of the two, that does not overlap."""
+MARGIN = 0.9
+"""The largest ratio of a ring's time to that of blocking collectives for which a model uses the
+ring. A program with rings takes longer to compile."""
+MAX_BFLOAT16_DEVICES = 16
+"""The number of devices up to which sums of 16-bit results are sent in 16 bits. Each of up to 15
+permutes rounds a sum by at most 2⁻⁹, so its error is below 3 % of the largest partial sum."""
 LINK_EFFICIENCY = 0.9
 """The part of a link's bandwidth that permutes and collectives reach."""
 
@@ -87,6 +98,40 @@ class RingSeconds:
     def ratio(self, other: RingSeconds) -> float:
         """Return the ratio of the times, for the forward pass or the step, the larger."""
         return max(self.forward / other.forward, self.step / other.step)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The implementation of a matmul, and the type in which its sums are sent."""
+
+    implementation: Literal["xla", "ring"]
+    comm_dtype: jnp.dtype | None
+    """None is the type in which the sums are added."""
+
+
+def plan(
+    cost: RingCost,
+    implementation: Implementation,
+    comm_dtype: DTypeLike | None,
+    result: jnp.dtype,
+    chip: TPU | None,
+) -> Plan:
+    """Choose between a ring and blocking collectives, and the type in which sums are sent.
+
+    `result` is the type of the result, and `chip` the TPU; None is any other device, on which a
+    ring sends the sums in their own type.
+    """
+    requested = None if comm_dtype is None else jnp.dtype(comm_dtype)
+    if chip is None:
+        return Plan("xla" if implementation == "xla" else "ring", requested)
+    comm = requested
+    if comm is None and cost.devices <= MAX_BFLOAT16_DEVICES:
+        comm = jnp.dtype(result)
+    if implementation != "auto":
+        return Plan(implementation, comm)
+    sum_bytes = 4 if comm is None else comm.itemsize
+    ring = ring_seconds(cost, sum_bytes, chip)
+    return Plan("ring" if ring.step <= xla_seconds(cost, chip).step * MARGIN else "xla", comm)
 
 
 def ring_seconds(cost: RingCost, wire: int, chip: TPU) -> RingSeconds:

@@ -25,9 +25,11 @@ from jax.typing import DTypeLike
 from drumline.parallel.axes import same_everywhere, varying_axes
 from drumline.parallel.einsum.choice import (
     Explanation,
+    Implementation,
     RingOptions,
     Route,
     Types,
+    describe_route,
     explain,
     fallback,
 )
@@ -42,6 +44,7 @@ from drumline.parallel.einsum.operands import (
     drop_single_axes,
     read_labels,
 )
+from drumline.parallel.fused.functions import fused_allgather_matmul, fused_matmul_reducescatter
 from drumline.parallel.rings.allreduce import matmul_allreduce
 from drumline.parallel.rings.gather import allgather_matmul
 from drumline.parallel.rings.local import sum_dtype
@@ -57,6 +60,7 @@ def einsum(
     w: jax.Array,
     *,
     out_sharding: Sharding,
+    implementation: Implementation = ...,
     direction: Direction = ...,
     mesh: Mesh | None = ...,
     x_sharding: Sharding | None = ...,
@@ -72,6 +76,7 @@ def einsum(
     w: Sequence[jax.Array],
     *,
     out_sharding: Sharding,
+    implementation: Implementation = ...,
     direction: Direction = ...,
     mesh: Mesh | None = ...,
     x_sharding: Sharding | None = ...,
@@ -86,6 +91,7 @@ def einsum(
     w: jax.Array | Sequence[jax.Array],
     *,
     out_sharding: Sharding,
+    implementation: Implementation = "auto",
     direction: Direction = "both",
     mesh: Mesh | None = None,
     x_sharding: Sharding | None = None,
@@ -110,6 +116,9 @@ def einsum(
             of x and return a tuple of results.
         out_sharding: the sharding of the result, which decides between gather, scatter and
             all-reduce.
+        implementation: `"auto"`; `"xla"` for `jnp.einsum`; `"ring"` for a ring even where it is
+            expected to be slower; `"pallas"` for the fused TPU kernels. The last two raise
+            ValueError if the shardings do not fit.
         direction: the directions of the permutes, `"both"` or `"one"`.
         mesh: the mesh, if its axes are Auto and no argument has it.
         x_sharding: the sharding of x, for traced arrays on Auto axes.
@@ -120,17 +129,25 @@ def einsum(
             result's type, in which `jnp.einsum` adds, if float32 sums would be exposed.
             `jnp.einsum` ignores it.
     """
+    check_choice("einsum", "implementation", implementation, get_args(Implementation))
     check_choice("einsum", "direction", direction, get_args(Direction))
     check_choice("einsum", "loop", loop, get_args(Loop))
     weights = _as_tuple("einsum", w)
     shardings = EinsumShardings.find(
         "einsum", x, weights, out_sharding, mesh, (x_sharding, w_sharding)
     )
-    options = RingOptions(direction, loop, check_wire_dtype("einsum", wire_dtype))
+    options = RingOptions(
+        direction, loop, check_wire_dtype("einsum", wire_dtype), implementation=implementation
+    )
     arguments = (("direction", direction), ("loop", loop), ("precision", precision))
     outs: list[jax.Array] = []
     for group, explanation in _share_rings(spec, x, weights, shardings, options):
         if explanation.route is None:
+            if implementation in {"ring", "pallas"} and explanation.choice != "local":
+                raise ValueError(
+                    f"einsum: no ring fits {spec!r}: {explanation.reason}; "
+                    "change the shardings, or implementation="
+                )
             if None in shardings.specs:
                 _warn_once(
                     f"einsum: {spec!r} is computed by XLA, without a ring: {explanation.reason}"
@@ -143,6 +160,7 @@ def einsum(
             shardings,
             (*arguments, ("wire_dtype", explanation.wire_dtype)),
             current_target(shardings.mesh),
+            fused=implementation == "pallas",
         )
         outs += _run_sharded(program, x, group)
     return tuple(outs) if isinstance(w, list | tuple) else outs[0]
@@ -166,6 +184,7 @@ def explain_einsum(
     w: jax.Array | jax.ShapeDtypeStruct | Sequence[jax.Array | jax.ShapeDtypeStruct],
     *,
     out_sharding: Sharding,
+    implementation: Implementation = "auto",
     direction: Direction = "both",
     mesh: Mesh | None = None,
     x_sharding: Sharding | None = None,
@@ -179,12 +198,18 @@ def explain_einsum(
     It computes nothing, and accepts `jax.ShapeDtypeStruct`s with shardings as well as arrays.
     """
     del precision
+    check_choice("explain_einsum", "implementation", implementation, get_args(Implementation))
     check_choice("explain_einsum", "direction", direction, get_args(Direction))
     check_choice("explain_einsum", "loop", loop, get_args(Loop))
     weights = _as_tuple("explain_einsum", w)
     explicit = (x_sharding, w_sharding)
     shardings = EinsumShardings.find("explain_einsum", x, weights, out_sharding, mesh, explicit)
-    options = RingOptions(direction, loop, check_wire_dtype("explain_einsum", wire_dtype))
+    options = RingOptions(
+        direction,
+        loop,
+        check_wire_dtype("explain_einsum", wire_dtype),
+        implementation=implementation,
+    )
     explanations = [
         explanation for _, explanation in _share_rings(spec, x, weights, shardings, options)
     ]
@@ -288,6 +313,8 @@ class _RingProgram:
     options: tuple[tuple[str, Any], ...]
     target: Target
     """The compiler that the ring is written for."""
+    fused: bool = False
+    """True for the kernels that contain the ring and its matmuls."""
 
 
 @partial(jax.jit, static_argnums=0, inline=True)
@@ -326,7 +353,8 @@ def _run_on_device(
         matrices.append(
             b.reshape(prod(b.shape[: len(contracted)]), prod(b.shape[len(contracted) :]))
         )
-    local_outs = _multiply(route, a, matrices, dict(program.options))
+    multiply = _multiply_in_kernel if program.fused else _multiply
+    local_outs = multiply(route, a, matrices, dict(program.options))
     outs = []
     for out, contraction in zip(local_outs, program.contractions, strict=True):
         result = contraction.out
@@ -365,6 +393,21 @@ def _multiply(
             return (matmul_allreduce(a, matrices[0], **over),)
         case _:
             assert_never(route.movement)
+
+
+def _multiply_in_kernel(
+    route: Route, a: jax.Array, matrices: list[jax.Array], options: dict[str, Any]
+) -> tuple[jax.Array, ...]:
+    supported = {name: value for name, value in options.items() if name != "loop"}
+    over: Any = {"axis_name": route.axis_name, **supported}
+    if a.ndim == 2 and route.movement == "gather rows":
+        return tuple(fused_allgather_matmul(a, matrix, **over) for matrix in matrices)
+    if a.ndim == 2 and route.movement == "scatter rows":
+        return (fused_matmul_reducescatter(a, matrices[0], **over),)
+    raise ValueError(
+        "einsum: implementation='pallas' gathers or scatters the rows of a matrix, and here "
+        f"{describe_route(route)}, with {a.ndim - 1} dimensions of rows; use 'ring'"
+    )
 
 
 def _transpose(array: jax.Array, labels: str, target_sharding: str) -> jax.Array:
