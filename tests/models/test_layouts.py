@@ -98,7 +98,8 @@ def test_rings_send_sums_in_the_wire_dtype(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["LM", "ViT"])
 def test_blocking_collectives_have_the_losses_and_gradients_of_one_device(name: str) -> None:
-    model = replace(MODELS[name], layout="tensor", implementation="xla")
+    options: Any = {"layout": "tensor", "implementation": "xla"}
+    model = replace(MODELS[name], **options)
     program, shardings, batch = compiled(model, mesh_of(2, 4), name)
     loss, gradients = program(jax.device_put(weights_of(name), shardings), batch)
     expected_run = trained(name, "data", 1)

@@ -15,6 +15,7 @@ sequence length.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import jax
@@ -50,17 +51,14 @@ def rematerialize(
             so that the gathered weights of all layers are never in memory together.
     """
     policies = jax.checkpoint_policies
-    sharded = policies.save_only_these_names(PROJECTION)
     policy: Callable[..., Any] | None
     match remat:
         case True | "full":
             policy = None
         case "dots":
-            policy = policies.save_from_both_policies(policies.dots_saveable, sharded)
+            policy = DotsSaveable(policies.dots_saveable)
         case "projections":
-            policy = policies.save_from_both_policies(
-                policies.dots_with_no_batch_dims_saveable, sharded
-            )
+            policy = DotsSaveable(policies.dots_with_no_batch_dims_saveable)
         case _:
             if not gathers:
                 return block
@@ -69,6 +67,22 @@ def rematerialize(
         block, policy=policy, prevent_cse=not scanned
     )
     return rematerialized
+
+
+@dataclass(frozen=True)
+class DotsSaveable:
+    """A policy that saves some matmuls, and all sharded projections by their name.
+
+    A policy does not see the matmuls inside of functions with their own gradient, such as rings.
+    The name of this class is part of the hash of a loss in checkpoints.
+    """
+
+    saves_matmul: Callable[..., Any]
+
+    def __call__(self, primitive: Any, *inputs: Any, **params: Any) -> bool:
+        """Return True if the result of a primitive is saved."""
+        named = primitive.name == "name" and params["name"] == PROJECTION
+        return named or bool(self.saves_matmul(primitive, *inputs, **params))
 
 
 def _is_saveable(primitive: Any, *_inputs: Any, **_params: Any) -> bool:

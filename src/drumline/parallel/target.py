@@ -35,6 +35,9 @@ class TPU:
     memory_bandwidth: float
     late_permutes: bool = False
     """True if its compiler, by default, starts permutes later than necessary."""
+    rings_in_models: bool = False
+    """True if whole training steps are faster with rings where the cost model expects it
+    (`benchmarks/whole_steps.py`). Elsewhere models use blocking collectives."""
 
 
 _TPUS = {
@@ -42,7 +45,7 @@ _TPUS = {
     "TPU v3": TPU(6.15e13, 1e11, 4.5e11),
     "TPU v4": TPU(2.75e14, 4.5e10, 1.2e12, late_permutes=True),
     "TPU v5 lite": TPU(1.97e14, 4.5e10, 8.2e11),
-    "TPU v5": TPU(4.59e14, 9e10, 2.8e12, late_permutes=True),
+    "TPU v5": TPU(4.59e14, 9e10, 2.8e12, late_permutes=True, rings_in_models=True),
     "TPU v6 lite": TPU(9.2e14, 9e10, 1.6e12, late_permutes=True),
     "TPU7x": TPU(1.15e15, 9e10, 3.7e12),
 }

@@ -119,6 +119,8 @@ def test_a_model_uses_rings_only_where_they_clearly_pay() -> None:
     assert plan(SMALL, "auto", None, bfloat16, v5p) == Plan("xla", bfloat16)
     assert plan(SMALL, "ring", None, bfloat16, v5p).implementation == "ring"
     assert plan(BLOCK, "xla", None, bfloat16, v5p).implementation == "xla"
+    v6e = tpu_of("TPU v6e")
+    assert plan(BLOCK, "auto", None, bfloat16, v6e) == Plan("xla", bfloat16)
 
 
 def test_sums_are_sent_in_the_type_of_the_result_on_a_tpu_unless_another_is_requested() -> None:

@@ -129,9 +129,10 @@ def plan(
         comm = jnp.dtype(result)
     if implementation != "auto":
         return Plan(implementation, comm)
-    sum_bytes = 4 if comm is None else comm.itemsize
-    ring = ring_seconds(cost, sum_bytes, chip)
-    return Plan("ring" if ring.step <= xla_seconds(cost, chip).step * MARGIN else "xla", comm)
+    if not chip.rings_in_models:
+        return Plan("xla", comm)
+    ring = ring_seconds(cost, 4 if comm is None else comm.itemsize, chip)
+    return Plan("ring" if ring.step <= MARGIN * xla_seconds(cost, chip).step else "xla", comm)
 
 
 def ring_seconds(cost: RingCost, wire: int, chip: TPU) -> RingSeconds:

@@ -316,6 +316,7 @@ class _ProgramHasher:
 
     def add_jaxpr(self, jaxpr: Jaxpr) -> None:
         variable_numbers: dict[Any, int] = {}
+        aliases: dict[Any, Any] = {}
 
         def describe(atoms: Any) -> Iterator[object]:
             for atom in atoms:
@@ -323,11 +324,17 @@ class _ProgramHasher:
                     self.add_constant(atom.val)
                     yield "literal"
                 else:
-                    number = variable_numbers.setdefault(atom, len(variable_numbers))
+                    variable = aliases.get(atom, atom)
+                    number = variable_numbers.setdefault(variable, len(variable_numbers))
                     yield number, _type_of(atom)
 
         self.add("takes", *describe([*jaxpr.constvars, *jaxpr.invars]))
         for equation in jaxpr.eqns:
+            if equation.primitive.name == "name":
+                # A name for remat policies (`checkpoint_name`) changes no result.
+                (named,), (out,) = equation.invars, equation.outvars
+                aliases[out] = aliases.get(named, named)
+                continue
             self.add(equation.primitive.name, *describe(equation.invars))
             for name in sorted(equation.params):
                 if name not in _LABELS:
