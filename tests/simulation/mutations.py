@@ -486,7 +486,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 def seeds_needed(
     mutation: Mutation, workers: int, max_seeds: int = MAX_SEEDS
 ) -> tuple[int, str] | None:
-    """Return the first seed that finds the bug, and the violated invariant, or None."""
+    """Return a seed that finds the bug, and the violated invariant, or None."""
     with mutation():
         for seed, violation in run_all(_first_violation, range(1, max_seeds + 1), workers):
             if violation:
