@@ -12,7 +12,7 @@ from drumline.chips import chip
 from drumline.chips.catalogue import TPUS
 from drumline.parallel.einsum.costs import (
     CostMovement,
-    Plan,
+    ProjectionPlan,
     RingCost,
     plan,
     ring_seconds,
@@ -115,12 +115,12 @@ BLOCK, SMALL = _gather_rows(8192, 4096, 14336), _gather_rows(512, 2048, 8192)
 def test_a_model_uses_rings_only_where_they_clearly_pay() -> None:
     v5p = tpu_of("TPU v5p")
     bfloat16 = jnp.dtype(jnp.bfloat16)
-    assert plan(BLOCK, "auto", None, bfloat16, v5p) == Plan("ring", bfloat16)
-    assert plan(SMALL, "auto", None, bfloat16, v5p) == Plan("xla", bfloat16)
+    assert plan(BLOCK, "auto", None, bfloat16, v5p) == ProjectionPlan("ring", bfloat16)
+    assert plan(SMALL, "auto", None, bfloat16, v5p) == ProjectionPlan("xla", bfloat16)
     assert plan(SMALL, "ring", None, bfloat16, v5p).implementation == "ring"
     assert plan(BLOCK, "xla", None, bfloat16, v5p).implementation == "xla"
     v6e = tpu_of("TPU v6e")
-    assert plan(BLOCK, "auto", None, bfloat16, v6e) == Plan("xla", bfloat16)
+    assert plan(BLOCK, "auto", None, bfloat16, v6e) == ProjectionPlan("xla", bfloat16)
 
 
 def test_sums_are_sent_in_the_type_of_the_result_on_a_tpu_unless_another_is_requested() -> None:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from drumline.parallel import allgather_matmul, matmul_reducescatter
 from drumline.parallel.rings.blocking import (
-    Collective,
+    BlockingCollective,
     gather_then_multiply,
     multiply_then_scatter,
 )
@@ -31,13 +31,13 @@ def _gathered(implementation: str, x: jax.Array, up: jax.Array, gate: jax.Array)
     weights = (up, gate)
     if implementation == "ring":
         return allgather_matmul(x, weights, axis_name="Y", gathered="rows")
-    return gather_then_multiply(Collective("Y", None), x, weights)
+    return gather_then_multiply(BlockingCollective("Y", None), x, weights)
 
 
 def _scattered(implementation: str, x: jax.Array, w: jax.Array) -> Any:
     if implementation == "ring":
         return matmul_reducescatter(x, w, axis_name="Y", scattered="rows")
-    return multiply_then_scatter(Collective("Y", None), x, w)
+    return multiply_then_scatter(BlockingCollective("Y", None), x, w)
 
 
 CASES: dict[str, tuple[Any, tuple[P, ...], Any, tuple[tuple[int, ...], ...]]] = {
@@ -79,7 +79,7 @@ def test_results_and_gradients_equal_those_of_the_ring(case: str) -> None:
 def test_sums_are_sent_in_the_requested_type(comm_dtype: Any, sent: str) -> None:
     comm = None if comm_dtype is None else jnp.dtype(comm_dtype)
     mapped = jax.shard_map(
-        partial(multiply_then_scatter, Collective("Y", comm)),
+        partial(multiply_then_scatter, BlockingCollective("Y", comm)),
         mesh=MESH,
         in_specs=(FEATURES, P("Y")),
         out_specs=ROWS,

@@ -32,10 +32,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from drumline.parallel.axes import AxisName, devices_along
-from drumline.parallel.einsum.costs import CostMovement, Implementation, Plan, RingCost, plan
+from drumline.parallel.einsum.costs import (
+    CostMovement,
+    Implementation,
+    ProjectionPlan,
+    RingCost,
+    plan,
+)
 from drumline.parallel.grouped.blocks import accumulator
 from drumline.parallel.rings.blocking import (
-    Collective,
+    BlockingCollective,
     gather_then_multiply,
     multiply_then_scatter,
 )
@@ -287,7 +293,9 @@ class ShardedProjections:
         named: jax.Array = checkpoint_name(out, PROJECTION)
         return named
 
-    def _plan(self, movement: CostMovement, x: jax.Array, columns: int, shard: int) -> Plan:
+    def _plan(
+        self, movement: CostMovement, x: jax.Array, columns: int, shard: int
+    ) -> ProjectionPlan:
         """Choose the implementation of a matmul of x with weights that have some columns."""
         devices = devices_along("projections", self.axis_name)
         depth = x.shape[-1]
@@ -303,8 +311,8 @@ class ShardedProjections:
         )
         return plan(cost, self.implementation, self.wire_dtype, x.dtype, current_tpu())
 
-    def _collective(self, plan: Plan) -> Collective:
-        return Collective(self.axis_name, plan.comm_dtype, self.precision)
+    def _collective(self, plan: ProjectionPlan) -> BlockingCollective:
+        return BlockingCollective(self.axis_name, plan.comm_dtype, self.precision)
 
 
 # Norms

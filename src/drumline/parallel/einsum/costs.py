@@ -101,7 +101,7 @@ class RingSeconds:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProjectionPlan:
     """The implementation of a matmul, and the type in which its sums are sent."""
 
     implementation: Literal["xla", "ring"]
@@ -115,7 +115,7 @@ def plan(
     comm_dtype: DTypeLike | None,
     result: jnp.dtype,
     chip: TPU | None,
-) -> Plan:
+) -> ProjectionPlan:
     """Choose between a ring and blocking collectives, and the type in which sums are sent.
 
     `result` is the type of the result, and `chip` the TPU; None is any other device, on which a
@@ -123,16 +123,18 @@ def plan(
     """
     requested = None if comm_dtype is None else jnp.dtype(comm_dtype)
     if chip is None:
-        return Plan("xla" if implementation == "xla" else "ring", requested)
+        return ProjectionPlan("xla" if implementation == "xla" else "ring", requested)
     comm = requested
     if comm is None and cost.devices <= MAX_BFLOAT16_DEVICES:
         comm = jnp.dtype(result)
     if implementation != "auto":
-        return Plan(implementation, comm)
+        return ProjectionPlan(implementation, comm)
     if not chip.rings_in_models:
-        return Plan("xla", comm)
+        return ProjectionPlan("xla", comm)
     ring = ring_seconds(cost, 4 if comm is None else comm.itemsize, chip)
-    return Plan("ring" if ring.step <= MARGIN * xla_seconds(cost, chip).step else "xla", comm)
+    return ProjectionPlan(
+        "ring" if ring.step <= MARGIN * xla_seconds(cost, chip).step else "xla", comm
+    )
 
 
 def ring_seconds(cost: RingCost, wire: int, chip: TPU) -> RingSeconds:

@@ -23,7 +23,7 @@ from drumline.parallel.transforms import reverse_only
 
 
 @dataclass(frozen=True)
-class Collective:
+class BlockingCollective:
     """A mesh axis (or axes), the type in which sums are sent, and the precision of matmuls."""
 
     axis_name: AxisName
@@ -74,7 +74,7 @@ class Collective:
 
 
 def gather_then_multiply(
-    collective: Collective, x: jax.Array, weights: tuple[jax.Array, ...]
+    collective: BlockingCollective, x: jax.Array, weights: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, ...]:
     """Gather the rows of x, and multiply them by each of the weights."""
     x, *varying = reverse_only(
@@ -83,7 +83,7 @@ def gather_then_multiply(
     return _gather(collective, x, tuple(varying))
 
 
-def multiply_then_scatter(collective: Collective, x: jax.Array, w: jax.Array) -> jax.Array:
+def multiply_then_scatter(collective: BlockingCollective, x: jax.Array, w: jax.Array) -> jax.Array:
     """Multiply x by w, and return this device's rows of the sums over all devices."""
     x, w = reverse_only("multiply_then_scatter", *match_varying_on(collective.axis_name, x, w))
     return _scatter(collective, x, w)
@@ -95,20 +95,20 @@ def multiply_then_scatter(collective: Collective, x: jax.Array, w: jax.Array) ->
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gather(
-    collective: Collective, x: jax.Array, weights: tuple[jax.Array, ...]
+    collective: BlockingCollective, x: jax.Array, weights: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, ...]:
     return _gather_forward(collective, x, weights)[0]
 
 
 def _gather_forward(
-    collective: Collective, x: jax.Array, weights: tuple[jax.Array, ...]
+    collective: BlockingCollective, x: jax.Array, weights: tuple[jax.Array, ...]
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, tuple[jax.Array, ...]]]:
     rows = collective.gather(x)
     return tuple(collective.dot(rows, w) for w in weights), (rows, weights)
 
 
 def _gather_backward(
-    collective: Collective,
+    collective: BlockingCollective,
     saved: tuple[jax.Array, tuple[jax.Array, ...]],
     gs: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
@@ -123,19 +123,19 @@ _gather.defvjp(_gather_forward, _gather_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scatter(collective: Collective, x: jax.Array, w: jax.Array) -> jax.Array:
+def _scatter(collective: BlockingCollective, x: jax.Array, w: jax.Array) -> jax.Array:
     sums = collective.scatter(collective.partial_sums(x, w))
     return sums.astype(result_dtype(x, w))
 
 
 def _scatter_forward(
-    collective: Collective, x: jax.Array, w: jax.Array
+    collective: BlockingCollective, x: jax.Array, w: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _scatter(collective, x, w), (x, w)
 
 
 def _scatter_backward(
-    collective: Collective, saved: tuple[jax.Array, jax.Array], g: jax.Array
+    collective: BlockingCollective, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     rows = collective.gather(g)
