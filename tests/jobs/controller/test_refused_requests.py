@@ -239,3 +239,19 @@ def test_a_listing_that_leaves_a_slice_out_does_not_end_its_release(tmp_path: Pa
         await harness.until(lambda: not harness.supervisor.store.releasing(), within=60)
 
     run_scenario(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("fault", ["denied", "without effect"])
+def test_requests_do_not_add_up_while_deletes_fail(tmp_path: Path, fault: str) -> None:
+    async def scenario(harness: ServerHarness) -> None:
+        harness.cloud.given = ("WAITING_FOR_RESOURCES", None)
+        if fault == "denied":
+            harness.cloud.no_release = CloudError("Permission denied", 7)
+        harness.cloud.ignores_deletes = True
+        await harness.create()
+        await asyncio.sleep(6 * HOUR)
+        assert len(harness.cloud.requested) == 2, "a request and the one that it replaces"
+        harness.cloud.no_release, harness.cloud.ignores_deletes = None, False
+        await harness.until(lambda: len(harness.cloud.requested) == 1, within=HOUR)
+
+    run_scenario(tmp_path, scenario)

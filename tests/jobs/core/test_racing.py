@@ -18,6 +18,7 @@ from drumline.jobs.core.state import (
     PlacementObservation,
     PlacementRole,
     Status,
+    Timeouts,
     ZoneStatus,
 )
 from drumline.observed import (
@@ -461,60 +462,25 @@ def test_an_invalid_request_does_not_end_a_job_whose_request_was_accepted_elsewh
 
 
 def test_held_back_slices_stay_while_other_requests_are_open() -> None:
-    bad = Placement("bad", "zone-a", "v4-8", 1, 0.0, PlacementRole.HELD_BACK, ready_at=0.0)
-    race = Race(Race().job.put(bad)).settle().refuse("zone-b", QUOTA)
-    assert race.job.held_back == (bad,)
+    bad = Placement("bad", "zone-b", "v4-8", 1, 0.0, PlacementRole.HELD_BACK, ready_at=0.0)
+    race = Race(replace(Race().job, choices=(A,), ask=1).put(bad)).settle().accept_all()
+    race.becomes("zone-a", PlacementState.QUEUED).passes(TIMEOUTS.waiting + 1)
+    race.refuse("zone-a", QUOTA)
+    assert race.job.held_back == ()
 
 
-def test_a_job_whose_prices_are_unknown_stays() -> None:
-    assert running((None, None, None)).job.requests == ()
-
-
-def test_an_invalid_request_ends_the_job_and_withdraws_the_others() -> None:
-    race = Race().settle().refuse("zone-b", INVALID)
-    assert race.job.status is Status.FAILED
-    assert race.job.placements == ()
-    assert sorted(race.names(EffectType.RELEASE)) == ["zone-a", "zone-b", "zone-c"]
-
-
-def test_a_refusal_after_another_slice_was_granted_does_not_end_the_job() -> None:
-    race = Race().settle()
-    name = race.request("zone-a").name
-    race.job = requests.request_accepted(race.job, name, race.now)
-    race.becomes("zone-a", PlacementState.READY).refuse("zone-b", INVALID)
-    assert race.job.status is Status.STARTING
+def test_a_ready_slice_does_not_wait_for_a_cheaper_one_whose_request_has_no_answer() -> None:
+    race = Race(replace(Race().job, rates=RATES, stays=True)).settle()
+    for zone in ("zone-a", "zone-b"):
+        name = race.request(zone).name
+        race.job = requests.request_accepted(race.job, name, race.now)
+    race.lists("zone-c", PlacementState.READY)
+    race.lists("zone-a", PlacementState.READY)
+    race.passes(1)
     assert race.job.active is not None
+    assert race.job.active.zone == "zone-a"
 
 
-@pytest.mark.parametrize("wish", [DesiredState.CANCEL, DesiredState.DELETE])
-def test_all_requests_of_a_job_that_shall_end_are_withdrawn(wish: DesiredState) -> None:
-    race = waiting()
-    race.job = replace(race.job, wish=wish)
-    race.settle()
-    assert race.job.status is Status.CANCELLED
-    assert race.job.placements == ()
-    assert sorted(race.names(EffectType.RELEASE)) == ["zone-a", "zone-b", "zone-c"]
-
-
-def test_a_job_that_asks_once_waits_for_one_zone() -> None:
-    race = Race(replace(Race().job, ask=1)).settle().accept_all()
-    assert race.names(EffectType.REQUEST) == ["zone-a"]
-
-
-def test_the_next_accelerator_is_requested_only_when_no_zone_has_the_first() -> None:
-    second = Candidate("v5litepod-8", C.zone)
-    race = Race(replace(Race().job, choices=(A, B, second)))
-    race.zones |= {candidate: ZoneStatus() for candidate in (A, B, second)}
-    race.settle()
-    assert [request.candidate for request in race.job.requests] == [A, B]
-    race.accept_all().becomes("zone-a", PlacementState.QUEUED)
-    race.becomes("zone-b", PlacementState.QUEUED).passes(TIMEOUTS.waiting + 1)
-    assert [request.candidate for request in race.job.requests] == [second]
-
-
-def test_a_resumed_job_keeps_the_requests_that_fit_its_job_file() -> None:
-    race = waiting()
-    race.job = replace(race.job, choices=(A, C), wish=DesiredState.RESTART)
-    race.settle()
-    assert [request.zone for request in race.job.requests] == ["zone-a", "zone-c"]
-    assert race.names(EffectType.RELEASE) == ["zone-b"]
+def test_a_reserved_job_of_an_earlier_version_keeps_its_patience() -> None:
+    job = replace(Race().job, patience=36.0)
+    assert lifecycle.adapt_times(job, 1.0).patience * Timeouts().waiting == 6 * 3600

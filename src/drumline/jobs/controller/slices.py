@@ -179,6 +179,14 @@ class Releases:
                 return True
         return False
 
+    def zones_of_requests(self, job_id: str) -> frozenset[str]:
+        """Return the zones in which requests of a job without a program are not deleted yet."""
+        return frozenset(
+            row.zone
+            for row in self.rows
+            if row.job == job_id and (row.ready is None or row.program == OldProgram.NEVER)
+        )
+
     def error_of(self, job_id: str) -> str:
         """Return the reason why the last delete of a job's slice failed; empty if none did."""
         for row in self.rows:

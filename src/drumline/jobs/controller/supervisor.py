@@ -238,6 +238,7 @@ class Supervisor:
             zones=self._availability.zones(job.choices) if waits or job.migrates else {},
             old_program_may_run=(waits or job.wish is not DesiredState.RUN)
             and self._old_program_may_run(job),
+            deleting=self.releases.zones_of_requests(job.id) if waits else frozenset(),
             stopped=self.sessions.stopped(job),
             unreachable=self.sessions.unreachable(job),
             steps=self.heartbeats.steps(job.id, job.attempt.number) if job.attempt else None,

@@ -65,6 +65,10 @@ def _decide(job: Job, observations: Observations, now: float, timeouts: Timeouts
 # --- Clocks -------------------------------------------------------------------------------------
 
 
+_OLD_RESERVED_PATIENCE = 36.0
+"""The patience of reserved jobs of earlier versions, in which `waiting` was twice as long."""
+
+
 def adapt_times(job: Job, now: float) -> Job:
     """Adapt the times of a saved job to a new server, because the wall clock may have been set.
 
@@ -72,6 +76,8 @@ def adapt_times(job: Job, now: float) -> Job:
     seconds could last hours. Waits restart: otherwise they could be over at once, and a request
     would count as preempted, or a host as bad.
     """
+    if job.patience == _OLD_RESERVED_PATIENCE:
+        job = replace(job, patience=2 * _OLD_RESERVED_PATIENCE)
     attempt = job.attempt
     placements = tuple(
         replace(

@@ -221,11 +221,13 @@ def request_refused(
     if placement is None:
         return Decision(job)
     fault = refusal.fault
-    if _action(placement, fault) is RefusalAction.RETRY and not _leaves(job, placement, fault):
+    if _action(job, placement, fault) is RefusalAction.RETRY and not _leaves(job, placement, fault):
         # Nothing exists in the cloud, so the same request is repeated under the same name.
         refused = job.put(_repeated(placement, refusal, now, timeouts))
         known = any(request.refusal == refusal.text for request in job.requests)
-        events = () if placement.refusals or known else (Event(EventType.WAITING, refusal.text),)
+        # A job may wait for days, and replaces its requests every few minutes.
+        silent = placement.refusals or placement.first_asked_at is not None or known
+        events = () if silent else (Event(EventType.WAITING, refusal.text),)
         decision = Decision(_waiting(refused, refusal.text), events=events)
         return release_if_blocking(decision, fault)
     decision = _drop(job, placement, refusal, now, timeouts)
@@ -244,13 +246,14 @@ def _repeated(placement: Placement, refusal: Refusal, now: float, timeouts: Time
     return replace(placement, refusals=refusals, retry_at=retry_at, refusal=refusal.text)
 
 
-def _action(placement: Placement, fault: Fault) -> RefusalAction:
+def _action(job: Job, placement: Placement, fault: Fault) -> RefusalAction:
     """Return the action that follows a refused request.
 
     A new request is repeated if the quota is used up, because the old request that it replaces may
-    count until it is deleted.
+    count until it is deleted. But held-back slices may use up the quota, too.
     """
-    replaces = placement.first_asked_at is not None and placement.refusals < REFUSALS_PER_CANDIDATE
+    first = placement.first_asked_at is not None and placement.refusals < REFUSALS_PER_CANDIDATE
+    replaces = first and not job.held_back
     return RefusalAction.RETRY if fault.kind is FaultType.QUOTA and replaces else action_for(fault)
 
 
@@ -266,12 +269,13 @@ def _drop(
     """Drop a request that yields no slices: delete it in the cloud and decide what follows."""
     fault, text = refusal.fault, refusal.text
     release = Effect(EffectType.RELEASE, placement, refusal.message)
-    action = _action(placement, fault)
+    action = _action(job, placement, fault)
     if action is RefusalAction.RETRY and _leaves(job, placement, fault):
         action = RefusalAction.NEXT_CANDIDATE
     others = [other for other in job.placements if other.name != placement.name]
-    if action is RefusalAction.GIVE_UP and any(other.accepted_at is not None for other in others):
-        action = RefusalAction.NEXT_CANDIDATE  # the cloud has accepted the same request elsewhere
+    accepted = any(other.accepted_at is not None for other in others)
+    if action is RefusalAction.GIVE_UP and (accepted or placement.first_asked_at is not None):
+        action = RefusalAction.NEXT_CANDIDATE  # the cloud has accepted the same request before
     match action:
         case RefusalAction.NEXT_CANDIDATE:
             decision = _try_next_candidate(
@@ -399,15 +403,33 @@ def _follow(
     reason = f"no capacity in {placement.zone} for {format_duration(waited)}"
     if waited > limit and others and not beside and job.active is None:
         return _try_next_candidate(job, placement, reason)
-    # The age at the poll counts, because the cloud may have granted the request since. A request
-    # for reserved capacity, with more patience, would lose its place in a queue.
-    status = observations.zones.get(placement.candidate)
-    crowded = status is not None and status.crowded
-    limit = timeouts.waiting * (_crowded_waits(placement) if crowded else 1)
-    neglected = observation.at - placement.asked_at > limit and job.patience <= 1.0
-    if neglected and job.active is None:
+    if _is_neglected(job, placement, observations, now, timeouts):
         return _ask_again(job, placement, reason, now)
     return Decision(job)
+
+
+def _is_neglected(
+    job: Job, placement: Placement, observations: Observations, now: float, timeouts: Timeouts
+) -> bool:
+    """Return True if a request has waited so long that a new one may be granted sooner.
+
+    A request for reserved capacity, with more patience, would lose its place in a queue. In a zone
+    that is closed, or where an earlier request of the job is not deleted yet, a new request could
+    be refused, or add up with the others.
+    """
+    observation = observations.placements[placement.name]
+    status = observations.zones.get(placement.candidate, ZoneStatus())
+    may_ask = (status.open or status.crowded) and placement.zone not in observations.deleting
+    # The cloud may have granted the request since the poll.
+    polled = now - observation.at <= timeouts.visible
+    if job.active is not None or job.patience > 1.0 or not (may_ask and polled):
+        return False
+    since = placement.asked_at if placement.accepted_at is None else placement.accepted_at
+    # A request that was refused several times before may cost as many refusals again.
+    limit = timeouts.waiting * (1 + placement.refusals)
+    if status.crowded:
+        limit *= _crowded_waits(placement)
+    return observation.at - since > limit
 
 
 def _crowded_waits(placement: Placement) -> float:
@@ -484,7 +506,9 @@ def _cheaper_slice_follows(
     for request in job.requests:
         observation = observations.placements.get(request.name)
         listed = observation.listed if observation else None
-        if listed is None or not job.is_cheaper(request.candidate, placement.candidate):
+        if listed is None or request.accepted_at is None:
+            continue
+        if not job.is_cheaper(request.candidate, placement.candidate):
             continue
         ready = listed.state is PlacementState.READY and len(listed.endpoints) == request.hosts
         boots = listed.state in {PlacementState.BOOTING, PlacementState.READY}

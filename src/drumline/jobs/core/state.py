@@ -435,6 +435,8 @@ class Observations:
     """A message if so many hosts failed together that they are not the cause; otherwise empty."""
     address_error: AddressError | None = None
     """The error of the cloud because of which there are no connections and no reports."""
+    deleting: frozenset[str] = frozenset()
+    """The zones in which earlier requests of the job are not deleted yet."""
 
     def lost_reason(self, placement: Placement) -> str | None:
         """Return the reason why a placement was lost; None if it was not, as far as is known."""
