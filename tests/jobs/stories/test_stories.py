@@ -65,7 +65,8 @@ def test_a_job_asks_in_several_zones_and_runs_where_it_is_granted_first(
         ]
 
     shared.until(lambda: len(shared.requests(job)) == 2 and waits_in_both_zones())
-    assert "no capacity in local-a and local-b" in shared.client.show(job)["reason"]
+    # The requests are made before the cloud's answers to them are read.
+    shared.until(lambda: "no capacity in local-a and local-b" in shared.client.show(job)["reason"])
     shared.emulator("capacity", zone="local-b", accelerator="v4-8", chips=None)
     shared.reaches(job, "RUNNING")
     shown = shared.client.show(job)
