@@ -116,7 +116,7 @@ class ContactFailure:
     """True if the host answered, so that a program which runs there continues."""
     passes: bool = True
     """False if the failure lasts until the user changes something."""
-    told_by_command: bool = False
+    from_command: bool = False
     """True if a command of the user failed. Its own message then says more than `reason`."""
 
 

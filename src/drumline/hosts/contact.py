@@ -29,7 +29,7 @@ PROXY = ContactFailure(
     "the proxy command makes no connection",
     "correct ssh.proxy_command",
     slices=1,
-    told_by_command=True,
+    from_command=True,
 )
 TIMEOUT = ContactFailure(
     ContactFault.HOST,

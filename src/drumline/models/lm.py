@@ -125,7 +125,7 @@ class LM(ShardedModel):
         wire_dtype: the type in which the sums of sharded matmuls are sent. None is float32; on a
             TPU it is `compute_dtype`, which halves the bytes and rounds at every permute.
         implementation: `"ring"` to overlap the communication of sharded matmuls, `"xla"` for
-            blocking collectives, `"auto"` for the faster of the two on this TPU.
+            blocking collectives. `"auto"` is a ring, except on TPUs where whole steps do not gain.
         attention: `"auto"` for the best kernel of the platform, or the name of a kernel
             (`drumline.parallel.block.attention`).
         scan_layers: True to compile one block and run all layers in a loop.

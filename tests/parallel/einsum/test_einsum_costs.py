@@ -14,7 +14,7 @@ from drumline.parallel.einsum.costs import (
     CostMovement,
     ProjectionPlan,
     RingCost,
-    plan,
+    choose_implementation,
     ring_seconds,
     xla_seconds,
 )
@@ -115,18 +115,28 @@ BLOCK, SMALL = _gather_rows(8192, 4096, 14336), _gather_rows(512, 2048, 8192)
 def test_a_model_uses_rings_only_where_they_clearly_pay() -> None:
     v5p = tpu_of("TPU v5p")
     bfloat16 = jnp.dtype(jnp.bfloat16)
-    assert plan(BLOCK, "auto", None, bfloat16, v5p) == ProjectionPlan("ring", bfloat16)
-    assert plan(SMALL, "auto", None, bfloat16, v5p) == ProjectionPlan("xla", bfloat16)
-    assert plan(SMALL, "ring", None, bfloat16, v5p).implementation == "ring"
-    assert plan(BLOCK, "xla", None, bfloat16, v5p).implementation == "xla"
+    assert choose_implementation(BLOCK, "auto", None, bfloat16, v5p) == ProjectionPlan(
+        "ring", bfloat16
+    )
+    assert choose_implementation(SMALL, "auto", None, bfloat16, v5p) == ProjectionPlan(
+        "xla", bfloat16
+    )
+    assert choose_implementation(SMALL, "ring", None, bfloat16, v5p).implementation == "ring"
+    assert choose_implementation(BLOCK, "xla", None, bfloat16, v5p).implementation == "xla"
     v6e = tpu_of("TPU v6e")
-    assert plan(BLOCK, "auto", None, bfloat16, v6e) == ProjectionPlan("xla", bfloat16)
+    assert choose_implementation(BLOCK, "auto", None, bfloat16, v6e) == ProjectionPlan(
+        "xla", bfloat16
+    )
 
 
 def test_sums_are_sent_in_the_type_of_the_result_on_a_tpu_unless_another_is_requested() -> None:
     bfloat16, v5e = jnp.dtype(jnp.bfloat16), tpu_of("TPU v5e")
-    assert plan(BLOCK, "ring", None, bfloat16, v5e).comm_dtype == bfloat16
-    assert plan(BLOCK, "ring", "float32", bfloat16, v5e).comm_dtype == jnp.float32
+    assert choose_implementation(BLOCK, "ring", None, bfloat16, v5e).wire_dtype == bfloat16
+    assert choose_implementation(BLOCK, "ring", "float32", bfloat16, v5e).wire_dtype == jnp.float32
     many = replace(BLOCK, devices=64)
-    assert plan(many, "ring", None, bfloat16, v5e).comm_dtype is None, "too many roundings"
-    assert plan(BLOCK, "ring", None, bfloat16, None).comm_dtype is None, "not a TPU"
+    assert choose_implementation(many, "ring", None, bfloat16, v5e).wire_dtype is None, (
+        "too many roundings"
+    )
+    assert choose_implementation(BLOCK, "ring", None, bfloat16, None).wire_dtype is None, (
+        "not a TPU"
+    )

@@ -75,11 +75,11 @@ def test_results_and_gradients_equal_those_of_the_ring(case: str) -> None:
         np.testing.assert_allclose(blocking, ring, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("comm_dtype", "sent"), [(None, "f32"), (jnp.bfloat16, "bf16")])
-def test_sums_are_sent_in_the_requested_type(comm_dtype: Any, sent: str) -> None:
-    comm = None if comm_dtype is None else jnp.dtype(comm_dtype)
+@pytest.mark.parametrize(("wire_dtype", "sent"), [(None, "f32"), (jnp.bfloat16, "bf16")])
+def test_sums_are_sent_in_the_requested_type(wire_dtype: Any, sent: str) -> None:
+    wire = None if wire_dtype is None else jnp.dtype(wire_dtype)
     mapped = jax.shard_map(
-        partial(multiply_then_scatter, BlockingCollective("Y", comm)),
+        partial(multiply_then_scatter, BlockingCollective("Y", wire)),
         mesh=MESH,
         in_specs=(FEATURES, P("Y")),
         out_specs=ROWS,

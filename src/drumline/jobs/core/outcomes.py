@@ -247,7 +247,7 @@ def replace_unreachable(
     failures = [report.contact for report in reports if report.contact is not None]
     failure = max(failures, key=failures.count)
     cause = failure.reason
-    if failure.told_by_command:
+    if failure.from_command:
         cause = next((r.detail for r in reports if r.contact == failure and r.detail), cause)
     unreached = job.unreached + 1
     job = replace(job, unreached=unreached)

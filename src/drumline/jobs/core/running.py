@@ -270,7 +270,7 @@ def _check_silence(
             reason += f" ({maintenance})"
             return after_preemption(job, placement, reason, now, observations.steps)
         message = f"no report from host {report.index} for {format_duration(silence)}"
-        if contact is not None and contact.told_by_command and report.detail:
+        if contact is not None and contact.from_command and report.detail:
             message += f": {report.detail}"
         if contact is not None and contact.fault is ContactFault.LOCAL:
             message += f": this machine cannot connect to it, {report.detail}"

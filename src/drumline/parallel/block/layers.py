@@ -37,7 +37,7 @@ from drumline.parallel.einsum.costs import (
     Implementation,
     ProjectionPlan,
     RingCost,
-    plan,
+    choose_implementation,
 )
 from drumline.parallel.grouped.blocks import accumulator
 from drumline.parallel.rings.blocking import (
@@ -262,7 +262,7 @@ class ShardedProjections:
                 direction=self.direction,
                 loop=self.loop,
                 precision=self.precision,
-                wire_dtype=plan.comm_dtype,
+                wire_dtype=plan.wire_dtype,
             )
         return [
             checkpoint_name(out.reshape(*out.shape[:-1], *w.shape[1:]), PROJECTION)
@@ -288,7 +288,7 @@ class ShardedProjections:
                 direction=self.direction,
                 loop=self.loop,
                 precision=self.precision,
-                wire_dtype=plan.comm_dtype,
+                wire_dtype=plan.wire_dtype,
             )
         named: jax.Array = checkpoint_name(out, PROJECTION)
         return named
@@ -309,10 +309,12 @@ class ShardedProjections:
             x.dtype.itemsize,
             self.direction == "one",
         )
-        return plan(cost, self.implementation, self.wire_dtype, x.dtype, current_tpu())
+        return choose_implementation(
+            cost, self.implementation, self.wire_dtype, x.dtype, current_tpu()
+        )
 
     def _collective(self, plan: ProjectionPlan) -> BlockingCollective:
-        return BlockingCollective(self.axis_name, plan.comm_dtype, self.precision)
+        return BlockingCollective(self.axis_name, plan.wire_dtype, self.precision)
 
 
 # Norms

@@ -34,7 +34,7 @@ from drumline.parallel.einsum.operands import Axes, Contraction, LabelledArray, 
 from drumline.parallel.rings.ring import Direction, Loop, Ring
 from drumline.parallel.target import TPU, Target
 
-Implementation = Literal["auto", "xla", "ring", "pallas"]
+EinsumImplementation = Literal["auto", "xla", "ring", "pallas"]
 Movement = Literal[
     "gather contraction", "gather rows", "scatter rows", "scatter columns", "allreduce"
 ]
@@ -284,7 +284,7 @@ class RingOptions:
     target: Target = "other"
     chip: TPU | None = None
     weights: float = 1.0
-    implementation: Implementation = "auto"
+    implementation: EinsumImplementation = "auto"
 
 
 def explain(contraction: Contraction, types: Types, options: RingOptions) -> Explanation:

@@ -105,14 +105,14 @@ class ProjectionPlan:
     """The implementation of a matmul, and the type in which its sums are sent."""
 
     implementation: Literal["xla", "ring"]
-    comm_dtype: jnp.dtype | None
+    wire_dtype: jnp.dtype | None
     """None is the type in which the sums are added."""
 
 
-def plan(
+def choose_implementation(
     cost: RingCost,
     implementation: Implementation,
-    comm_dtype: DTypeLike | None,
+    wire_dtype: DTypeLike | None,
     result: jnp.dtype,
     chip: TPU | None,
 ) -> ProjectionPlan:
@@ -121,19 +121,19 @@ def plan(
     `result` is the type of the result, and `chip` the TPU; None is any other device, on which a
     ring sends the sums in their own type.
     """
-    requested = None if comm_dtype is None else jnp.dtype(comm_dtype)
+    requested = None if wire_dtype is None else jnp.dtype(wire_dtype)
     if chip is None:
         return ProjectionPlan("xla" if implementation == "xla" else "ring", requested)
-    comm = requested
-    if comm is None and cost.devices <= MAX_BFLOAT16_DEVICES:
-        comm = jnp.dtype(result)
+    wire = requested
+    if wire is None and cost.devices <= MAX_BFLOAT16_DEVICES:
+        wire = jnp.dtype(result)
     if implementation != "auto":
-        return ProjectionPlan(implementation, comm)
+        return ProjectionPlan(implementation, wire)
     if not chip.rings_in_models:
-        return ProjectionPlan("xla", comm)
-    ring = ring_seconds(cost, 4 if comm is None else comm.itemsize, chip)
+        return ProjectionPlan("xla", wire)
+    ring = ring_seconds(cost, 4 if wire is None else wire.itemsize, chip)
     return ProjectionPlan(
-        "ring" if ring.step <= MARGIN * xla_seconds(cost, chip).step else "xla", comm
+        "ring" if ring.step <= MARGIN * xla_seconds(cost, chip).step else "xla", wire
     )
 
 

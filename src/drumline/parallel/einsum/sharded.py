@@ -24,8 +24,8 @@ from jax.typing import DTypeLike
 
 from drumline.parallel.axes import same_everywhere, varying_axes
 from drumline.parallel.einsum.choice import (
+    EinsumImplementation,
     Explanation,
-    Implementation,
     RingOptions,
     Route,
     Types,
@@ -60,7 +60,7 @@ def einsum(
     w: jax.Array,
     *,
     out_sharding: Sharding,
-    implementation: Implementation = ...,
+    implementation: EinsumImplementation = ...,
     direction: Direction = ...,
     mesh: Mesh | None = ...,
     x_sharding: Sharding | None = ...,
@@ -76,7 +76,7 @@ def einsum(
     w: Sequence[jax.Array],
     *,
     out_sharding: Sharding,
-    implementation: Implementation = ...,
+    implementation: EinsumImplementation = ...,
     direction: Direction = ...,
     mesh: Mesh | None = ...,
     x_sharding: Sharding | None = ...,
@@ -91,7 +91,7 @@ def einsum(
     w: jax.Array | Sequence[jax.Array],
     *,
     out_sharding: Sharding,
-    implementation: Implementation = "auto",
+    implementation: EinsumImplementation = "auto",
     direction: Direction = "both",
     mesh: Mesh | None = None,
     x_sharding: Sharding | None = None,
@@ -129,7 +129,7 @@ def einsum(
             result's type, in which `jnp.einsum` adds, if float32 sums would be exposed.
             `jnp.einsum` ignores it.
     """
-    check_choice("einsum", "implementation", implementation, get_args(Implementation))
+    check_choice("einsum", "implementation", implementation, get_args(EinsumImplementation))
     check_choice("einsum", "direction", direction, get_args(Direction))
     check_choice("einsum", "loop", loop, get_args(Loop))
     weights = _as_tuple("einsum", w)
@@ -184,7 +184,7 @@ def explain_einsum(
     w: jax.Array | jax.ShapeDtypeStruct | Sequence[jax.Array | jax.ShapeDtypeStruct],
     *,
     out_sharding: Sharding,
-    implementation: Implementation = "auto",
+    implementation: EinsumImplementation = "auto",
     direction: Direction = "both",
     mesh: Mesh | None = None,
     x_sharding: Sharding | None = None,
@@ -198,7 +198,7 @@ def explain_einsum(
     It computes nothing, and accepts `jax.ShapeDtypeStruct`s with shardings as well as arrays.
     """
     del precision
-    check_choice("explain_einsum", "implementation", implementation, get_args(Implementation))
+    check_choice("explain_einsum", "implementation", implementation, get_args(EinsumImplementation))
     check_choice("explain_einsum", "direction", direction, get_args(Direction))
     check_choice("explain_einsum", "loop", loop, get_args(Loop))
     weights = _as_tuple("explain_einsum", w)

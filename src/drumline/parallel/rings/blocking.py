@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from drumline.parallel.axes import AxisName, match_varying_on
-from drumline.parallel.rings.local import result_dtype, sum_dtype
+from drumline.parallel.rings.local import contract, result_dtype, sum_dtype
 from drumline.parallel.transforms import reverse_only
 
 
@@ -27,39 +27,23 @@ class BlockingCollective:
     """A mesh axis (or axes), the type in which sums are sent, and the precision of matmuls."""
 
     axis_name: AxisName
-    comm_dtype: jnp.dtype | None
+    wire_dtype: jnp.dtype | None
     """The type of sums when sent; None is the type in which they are added."""
     precision: lax.PrecisionLike = None
 
     def dot(self, x: jax.Array, w: jax.Array, *, w_dim: int = 0) -> jax.Array:
         """Multiply x[..., K] · w[K, N] in the type of the result; with `w_dim=1`, w is [N, K]."""
-        return self._contract(x, w, (x.ndim - 1,), (w_dim,), result_dtype(x, w))
+        return contract(x, w, (x.ndim - 1,), (w_dim,), result_dtype(x, w), self.precision)
 
     def partial_sums(self, x: jax.Array, w: jax.Array, *, w_dim: int = 0) -> jax.Array:
         """Multiply like `dot`, in the type in which the sums are sent."""
-        dtype = self.comm_dtype or sum_dtype(x, w)
-        return self._contract(x, w, (x.ndim - 1,), (w_dim,), dtype)
+        dtype = self.wire_dtype or sum_dtype(x, w)
+        return contract(x, w, (x.ndim - 1,), (w_dim,), dtype, self.precision)
 
     def outer(self, x: jax.Array, g: jax.Array) -> jax.Array:
         """Multiply x[..., K]ᵀ · g[..., N] → [K, N], contracting all leading dimensions."""
         rows = tuple(range(x.ndim - 1))
-        return self._contract(x, g, rows, rows, sum_dtype(x, g))
-
-    def _contract(
-        self,
-        a: jax.Array,
-        b: jax.Array,
-        a_dims: tuple[int, ...],
-        b_dims: tuple[int, ...],
-        dtype: jnp.dtype,
-    ) -> jax.Array:
-        return lax.dot_general(
-            a,
-            b,
-            ((a_dims, b_dims), ((), ())),
-            precision=self.precision,
-            preferred_element_type=dtype,
-        )
+        return contract(x, g, rows, rows, sum_dtype(x, g), self.precision)
 
     def gather(self, x: jax.Array) -> jax.Array:
         """Return all rows of x."""
@@ -89,7 +73,7 @@ def multiply_then_scatter(collective: BlockingCollective, x: jax.Array, w: jax.A
     return _scatter(collective, x, w)
 
 
-# The gradients are written out, so that the gradients of rows are sent in `comm_dtype` and those of
+# The gradients are written out, so that the gradients of rows are sent in `wire_dtype` and those of
 # weights are summed in float32.
 
 

@@ -44,15 +44,27 @@ def outer(ring: Ring, x: jax.Array, g: jax.Array) -> jax.Array:
 def _contract(
     ring: Ring, a: jax.Array, b: jax.Array, a_dims: tuple[int, ...], b_dims: tuple[int, ...]
 ) -> jax.Array:
-    dtype = result_dtype(a, b)
     # On a single device no other terms are added, so the result has its final type at once, as
     # by `jnp.matmul`.
-    sums = dtype if ring.size == 1 else sum_dtype(a, b)
+    sums = result_dtype(a, b) if ring.size == 1 else sum_dtype(a, b)
+    return contract(a, b, a_dims, b_dims, sums, ring.precision)
+
+
+def contract(
+    a: jax.Array,
+    b: jax.Array,
+    a_dims: tuple[int, ...],
+    b_dims: tuple[int, ...],
+    sums: jnp.dtype,
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """Contract dimensions of a and b, and return the sums in a type."""
+    dtype = result_dtype(a, b)
     return lax.dot_general(
         a.astype(dtype),
         b.astype(dtype),
         ((a_dims, b_dims), ((), ())),
-        precision=ring.precision,
+        precision=precision,
         preferred_element_type=sums,
     )
 
