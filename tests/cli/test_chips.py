@@ -52,6 +52,14 @@ def test_a_slice_as_json(
     assert {key: facts[key] for key in expected} == expected
 
 
+def test_the_8_bit_peak_of_earlier_versions_stays_in_the_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("chips", "--json") == 0
+    peaks = {row["name"]: row["peak_8bit_flops"] for row in json.loads(capsys.readouterr().out)}
+    assert (peaks["v5p"], peaks["7x"], peaks["v3"]) == (9.18e14, 4.61e15, None)
+
+
 def test_a_slice_lists_its_zones_and_prices(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("chips", "v4-8") == 0
     out = capsys.readouterr().out

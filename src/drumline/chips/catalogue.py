@@ -47,6 +47,12 @@ class Chip:
     sources: Mapping[str, str] = field(repr=False)
     notes: tuple[str, ...] = ()
 
+    @property
+    def peak_8bit_flops(self) -> float | None:
+        """The faster of int8 and fp8, the only 8-bit figure of earlier versions."""
+        peaks = (self.peak_int8_flops, self.peak_fp8_flops)
+        return max((peak for peak in peaks if peak is not None), default=None)
+
     def peak_flops(self, dtype: str) -> float:
         """Return the peak of matmuls of an XLA type such as `bf16`, `s8` or `f8e4m3fn`.
 

@@ -75,6 +75,7 @@ def _chip_facts(chip: "Chip") -> dict[str, Any]:
         "kind": chip.kind,
         "year": chip.year,
         "peak_bf16_flops": chip.peak_bf16_flops,
+        "peak_8bit_flops": chip.peak_8bit_flops,
         "peak_int8_flops": chip.peak_int8_flops,
         "peak_fp8_flops": chip.peak_fp8_flops,
         "hbm_bytes": int(chip.hbm_bytes),
